@@ -1,0 +1,75 @@
+"""Joint multi-agent PPO inside Ray RLlib: every agent's loss and their couplings, one backward pass, the same steps.
+
+Names are loaded when they are first used: importing this package imports no Ray.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from thrust_rllib.algorithm import JointPPO
+    from thrust_rllib.config import JointPPOConfig
+    from thrust_rllib.cross_agent_losses import CrossAgentLoss, RedundancyPenalty
+    from thrust_rllib.env_runner import JointEnvRunner
+    from thrust_rllib.envs.joint_env import JointEnv, JointStepResult, VectorJointEnv
+    from thrust_rllib.envs.pettingzoo import JointEnvParallel, PettingZooJointEnv
+    from thrust_rllib.joint_batch import JointBatch
+    from thrust_rllib.learner import JointPPOLearner
+    from thrust_rllib.learner_group import JointLearnerGroup
+    from thrust_rllib.registration import register
+    from thrust_rllib.rl_modules.mlp import MLPModule
+    from thrust_rllib.rl_modules.multi_discrete import MultiDiscreteMLPModule
+
+_HOME_OF = {
+    "CrossAgentLoss": "cross_agent_losses",
+    "JointBatch": "joint_batch",
+    "JointEnv": "envs.joint_env",
+    "JointEnvParallel": "envs.pettingzoo",
+    "JointEnvRunner": "env_runner",
+    "JointLearnerGroup": "learner_group",
+    "JointPPO": "algorithm",
+    "JointPPOConfig": "config",
+    "JointPPOLearner": "learner",
+    "JointStepResult": "envs.joint_env",
+    "MLPModule": "rl_modules.mlp",
+    "MultiDiscreteMLPModule": "rl_modules.multi_discrete",
+    "PettingZooJointEnv": "envs.pettingzoo",
+    "RedundancyPenalty": "cross_agent_losses",
+    "VectorJointEnv": "envs.joint_env",
+    "register": "registration",
+}
+
+__all__ = [
+    "CrossAgentLoss",
+    "JointBatch",
+    "JointEnv",
+    "JointEnvParallel",
+    "JointEnvRunner",
+    "JointLearnerGroup",
+    "JointPPO",
+    "JointPPOConfig",
+    "JointPPOLearner",
+    "JointStepResult",
+    "MLPModule",
+    "MultiDiscreteMLPModule",
+    "PettingZooJointEnv",
+    "RedundancyPenalty",
+    "VectorJointEnv",
+    "register",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {__all__}")
+    value = getattr(importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,35 @@
+"""The mathematics: arrays in, arrays out. Needs torch and numpy, never ray."""
+
+from thrust_rllib.functional.advantages import generalized_advantages
+from thrust_rllib.functional.clipping import clip_by_global_norm_, clip_by_norm_, clip_by_value_, global_norm
+from thrust_rllib.functional.masked import masked_mean, masked_moments, standardize
+from thrust_rllib.functional.normalization import RunningMoments
+from thrust_rllib.functional.ppo import (
+    approximate_kl,
+    clip_indicator,
+    clipped_surrogate,
+    explained_variance,
+    value_loss_change_clipped,
+    value_loss_error_clamped,
+)
+from thrust_rllib.functional.redundancy import cross_correlation, redundancy_penalty
+
+__all__ = [
+    "RunningMoments",
+    "approximate_kl",
+    "clip_by_global_norm_",
+    "clip_by_norm_",
+    "clip_by_value_",
+    "clip_indicator",
+    "clipped_surrogate",
+    "cross_correlation",
+    "explained_variance",
+    "generalized_advantages",
+    "global_norm",
+    "masked_mean",
+    "masked_moments",
+    "redundancy_penalty",
+    "standardize",
+    "value_loss_change_clipped",
+    "value_loss_error_clamped",
+]
