@@ -1,0 +1,130 @@
+"""How a team acts: encoded observations of all agents to actions for the environment, one forward per module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from ray.rllib.core.columns import Columns
+from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule
+from ray.rllib.core.rl_module.rl_module import RLModule
+
+from thrust_rllib.connectors.observation_normalizer import ObservationNormalizer
+from thrust_rllib.module_agents import ModuleAgents
+from thrust_rllib.rl_modules.distributions import mask_logits
+
+
+@dataclass(frozen=True)
+class Acted:
+    """What one module saw and did in one step, [n, E, …]: its input, the distribution's inputs, the actions."""
+
+    obs: np.ndarray
+    logits: np.ndarray
+    actions: np.ndarray
+
+
+class TeamActor:
+    """Chooses actions for all agents with a generator of its own; torch's global one is left as it was.
+
+    Args:
+        agents: the agents of each module.
+        module: the modules.
+        normalizer: normalises encoded observations, or None.
+        device: where the modules are.
+        seed: of the generator.
+    """
+
+    def __init__(
+        self,
+        agents: list[ModuleAgents],
+        module: MultiRLModule,
+        normalizer: ObservationNormalizer | None,
+        device: Any,
+        seed: int,
+    ) -> None:
+        self.agents = agents
+        self.module = module
+        self.normalizer = normalizer
+        self.device = device
+        self._generator_state = torch.Generator().manual_seed(seed).get_state()
+
+    def act(
+        self, encoded: list[np.ndarray], masks: list[np.ndarray | None], explore: bool, random_actions: bool = False
+    ) -> list[Acted]:
+        """One step of every module.
+
+        Args:
+            encoded: per module float32 [n, E, …].
+            masks: per module bool [n, E, A] or None.
+            explore: sample from the distribution; False takes its mode.
+            random_actions: ignore the modules' outputs and draw uniformly from what is allowed.
+        """
+        acted = []
+        with torch.no_grad(), self._own_generator():
+            for agents, observed, mask in zip(self.agents, encoded, masks, strict=True):
+                obs = observed if self.normalizer is None else self.normalizer.normalize(agents.module_id, observed)
+                logits = self._logits(agents, obs, mask, explore, random_actions)
+                distribution = self._distribution_class(agents, explore).from_logits(logits)
+                if not (explore or random_actions):
+                    distribution = distribution.to_deterministic()
+                actions = distribution.sample()
+                if random_actions and isinstance(agents.action_space, gym.spaces.Box):
+                    actions = torch.rand_like(actions) * 2.0 - 1.0
+                leading = obs.shape[:2]
+                acted.append(
+                    Acted(
+                        obs=obs,
+                        logits=logits.cpu().numpy().reshape(*leading, -1),
+                        actions=actions.cpu().numpy().reshape(*leading, *agents.action_space.shape),
+                    )
+                )
+        return acted
+
+    def logp(self, agents: ModuleAgents, logits: np.ndarray, actions: np.ndarray) -> np.ndarray:
+        """Log-probabilities […] of stored actions […, k] under stored logits […, A]."""
+        leading = logits.shape[:-1]
+        distribution = self._distribution_class(agents, explore=True).from_logits(
+            torch.from_numpy(logits.reshape(-1, logits.shape[-1]))
+        )
+        flat_actions = torch.from_numpy(actions.reshape(-1, *agents.action_space.shape))
+        return distribution.logp(flat_actions).reshape(leading).numpy()
+
+    def _logits(
+        self, agents: ModuleAgents, obs: np.ndarray, mask: np.ndarray | None, explore: bool, random_actions: bool
+    ) -> torch.Tensor:
+        """The (masked) inputs of the action distribution [n·E, A] of one module."""
+        rows = obs.shape[0] * obs.shape[1]
+        batch = {Columns.OBS: torch.from_numpy(obs.reshape(rows, *obs.shape[2:])).to(self.device)}
+        module = self.module[agents.module_id]
+        outputs = module.forward_exploration(batch) if explore else module.forward_inference(batch)
+        if Columns.ACTION_DIST_INPUTS not in outputs:
+            raise ValueError(
+                f"module {agents.module_id!r} ({type(module).__name__}) returned {sorted(outputs)}; PPO needs "
+                f"'{Columns.ACTION_DIST_INPUTS}' (the logits) from forward_exploration and forward_inference"
+            )
+        logits = outputs[Columns.ACTION_DIST_INPUTS]
+        if random_actions:
+            logits = torch.zeros_like(logits)
+        if mask is None:
+            return logits
+        return mask_logits(logits, torch.from_numpy(mask.reshape(rows, -1)).to(self.device))
+
+    def _distribution_class(self, agents: ModuleAgents, explore: bool) -> Any:
+        module: RLModule = self.module[agents.module_id]
+        return module.get_exploration_action_dist_cls() if explore else module.get_inference_action_dist_cls()
+
+    @contextmanager
+    def _own_generator(self) -> Iterator[None]:
+        """Lets torch draw from the actor's generator inside the block (about 1 µs)."""
+        outside = torch.get_rng_state()
+        torch.set_rng_state(self._generator_state)
+        try:
+            yield
+        finally:
+            self._generator_state = torch.get_rng_state()
+            torch.set_rng_state(outside)

@@ -1,0 +1,117 @@
+"""JointPPO: the RLlib algorithm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.algorithms.ppo import PPO
+from ray.rllib.core import ALL_MODULES, COMPONENT_ENV_TO_MODULE_CONNECTOR
+from ray.rllib.utils.annotations import override
+from ray.rllib.utils.metrics import (
+    ENV_RUNNER_RESULTS,
+    ENV_RUNNER_SAMPLING_TIMER,
+    LEARNER_RESULTS,
+    LEARNER_UPDATE_TIMER,
+    NUM_ENV_STEPS_SAMPLED,
+    NUM_AGENT_STEPS_SAMPLED,
+    NUM_ENV_STEPS_SAMPLED_LIFETIME,
+    NUM_MODULE_STEPS_TRAINED_LIFETIME,
+    SYNCH_WORKER_WEIGHTS_TIMER,
+    TIMERS,
+)
+
+from thrust_rllib.config import JointPPOConfig
+from thrust_rllib.envs.registry import make_joint_env
+
+
+class JointPPO(PPO):
+    """Synchronized joint multi-agent PPO; see `JointPPOConfig` and `docs/architecture.md`.
+
+    `training_step` replaces PPO's in two ways: rollouts go from remote runners to the learner as object references,
+    not through this process, and weights are synced by the list of trained modules instead of the keys of the
+    learner's result (a module without a metric would miss its weights).
+    """
+
+    @classmethod
+    @override(PPO)
+    def get_default_config(cls) -> JointPPOConfig:
+        return JointPPOConfig()
+
+    @override(PPO)
+    def training_step(self) -> None:
+        with self.metrics.log_time((TIMERS, ENV_RUNNER_SAMPLING_TIMER)):
+            rollouts = self._sample()
+        if not rollouts:
+            return  # every runner failed; RLlib restores them before the next step
+
+        with self.metrics.log_time((TIMERS, LEARNER_UPDATE_TIMER)):
+            results = self.learner_group.update_from_rollouts(
+                rollouts,
+                timesteps={
+                    NUM_ENV_STEPS_SAMPLED_LIFETIME: self.metrics.peek(
+                        (ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME)
+                    ),
+                    NUM_MODULE_STEPS_TRAINED_LIFETIME: self.metrics.peek(
+                        (LEARNER_RESULTS, ALL_MODULES, NUM_MODULE_STEPS_TRAINED_LIFETIME), default=0
+                    ),
+                },
+                num_epochs=self.config.num_epochs,
+                minibatch_size=self.config.minibatch_size,
+                shuffle_batch_per_epoch=self.config.shuffle_batch_per_epoch,
+            )
+            self.metrics.aggregate(results, key=LEARNER_RESULTS)
+
+        with self.metrics.log_time((TIMERS, SYNCH_WORKER_WEIGHTS_TIMER)):
+            self.env_runner_group.sync_weights(
+                from_worker_or_learner_group=self.learner_group,
+                policies=sorted(self.config.policies),
+                inference_only=True,
+            )
+
+    def _sample(self) -> list[Any]:
+        """Rollouts of at least `total_train_batch_size` steps: lists of batches, or references to them."""
+        count_agent_steps = self.config.count_steps_by == "agent_steps"
+        rollouts: list[Any] = []
+        all_metrics: list[Any] = []
+        steps = 0
+        while steps < self.config.total_train_batch_size:
+            if self.env_runner_group.num_remote_workers() == 0:
+                runner = self.env_runner_group.local_env_runner
+                sampled = [(runner.sample(), runner.get_metrics())]
+            else:
+                sampled = self.env_runner_group.foreach_env_runner(
+                    lambda runner: (ray.put(runner.sample()), runner.get_metrics()),
+                    local_env_runner=False,
+                    timeout_seconds=self.config.sample_timeout_s,
+                )
+                if not sampled:
+                    break
+            for rollout, metrics in sampled:
+                rollouts.append(rollout)
+                all_metrics.append(metrics)
+                if count_agent_steps:
+                    steps += sum(int(count) for count in metrics[NUM_AGENT_STEPS_SAMPLED].values())
+                else:
+                    steps += int(metrics[NUM_ENV_STEPS_SAMPLED])
+        if all_metrics:
+            self.metrics.aggregate(all_metrics, key=ENV_RUNNER_RESULTS)
+        return rollouts
+
+    @override(Algorithm)
+    def _before_evaluate(self) -> None:
+        """Hands the observation moments to a local evaluation runner, which RLlib's sync leaves out."""
+        group = self.eval_env_runner_group
+        if self.config.normalize_observations and group is not None and group.local_env_runner is not None:
+            source = self.env_runner
+            state = source.get_state(components=COMPONENT_ENV_TO_MODULE_CONNECTOR)
+            group.local_env_runner.set_state(
+                {COMPONENT_ENV_TO_MODULE_CONNECTOR: state[COMPONENT_ENV_TO_MODULE_CONNECTOR]}
+            )
+
+    @staticmethod
+    @override(Algorithm)
+    def _get_env_id_and_creator(env_specifier: Any, config: JointPPOConfig) -> tuple[Any, Any]:
+        """Any environment that `JointPPOConfig.environment` takes; RLlib's takes classes and registered names."""
+        return env_specifier, lambda context: make_joint_env(env_specifier, dict(context))

@@ -1,0 +1,290 @@
+"""The configuration of JointPPO: RLlib's `PPOConfig` with the joint trainer's options and defaults."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ray.rllib.algorithms.algorithm_config import NotProvided
+from ray.rllib.algorithms.ppo import PPOConfig
+from ray.rllib.connectors.env_to_module import EnvToModulePipeline
+from ray.rllib.connectors.learner import LearnerConnectorPipeline
+from ray.rllib.connectors.module_to_env import ModuleToEnvPipeline
+from ray.rllib.core.learner.learner import Learner
+from ray.rllib.core.rl_module.rl_module import RLModuleSpec
+from ray.rllib.env import INPUT_ENV_SPACES
+from ray.rllib.utils.annotations import override
+from ray.rllib.utils.typing import ModuleID
+from typing_extensions import Self
+
+from thrust_rllib.config_checks import check_settings, check_team, what_needs_episodes
+from thrust_rllib.connectors.observation_normalizer import ObservationNormalizer
+from thrust_rllib.cross_agent_losses import CrossAgentLoss
+from thrust_rllib.env_runner import JointEnvRunner
+from thrust_rllib.envs.joint_env import AgentID
+from thrust_rllib.envs.names import nearest
+from thrust_rllib.envs.registry import make_vector_env
+from thrust_rllib.learner import JointPPOLearner
+from thrust_rllib.learner_group import JointLearnerGroup
+from thrust_rllib.module_agents import agents_of_modules
+from thrust_rllib.options import checks_keywords
+from thrust_rllib.rl_modules.mlp import MLPModule
+from thrust_rllib.teams import AgentToModule, Team, is_team, mapped_table, team_table
+
+logger = logging.getLogger(__name__)
+
+SECTIONS = (
+    "environment", "env_runners", "learners", "training", "multi_agent", "rl_module", "evaluation", "callbacks",
+    "checkpointing", "debugging", "fault_tolerance", "framework", "reporting", "resources",
+)  # fmt: skip
+
+
+@checks_keywords(SECTIONS)
+class JointPPOConfig(PPOConfig):
+    """Configures `JointPPO`. RLlib's options keep their names and meaning; these are new:
+
+    | `.training(…)`              | default    | meaning                                                              |
+    |-----------------------------|------------|----------------------------------------------------------------------|
+    | `critic_lr`                 | None       | number or schedule: a second optimizer steps the value loss          |
+    | `iterate_all_minibatches`   | False      | an epoch reads every chunk of the rollout, not one draw              |
+    | `max_minibatches_per_epoch` | None       | at most so many chunks per epoch (0 counts as 1)                     |
+    | `cross_agent_losses`        | {}         | {name: `CrossAgentLoss`}                                             |
+    | `cross_agent_coeffs`        | {}         | {name: number or schedule}; 1.0 where a loss has none                |
+    | `standardize_advantages`    | "rollout"  | per agent; "minibatch" per agent, "team" over all agents, False      |
+    | `gae_bootstrap`             | "value"    | what follows a truncated or last row; "zero" as the seed             |
+    | `value_normalization`       | True       | train the critic on targets of running mean 0 and deviation 1        |
+    | `value_clip_range`          | 0.2        | clip of the value's change, in the critic's units; inf for none      |
+
+    `.env_runners(…)`: `sampling` ("auto": arrays where they can serve, "arrays"), `normalize_observations` (False).
+    `.multi_agent(policies=…)`: also "per_agent" (default), "shared", {group: [agents]}.
+    `.environment(env=…)`: whatever `thrust_rllib.envs.make_vector_env` takes.
+
+    Defaults that differ from RLlib's PPO: lr 3e-4, num_epochs 4, minibatch_size 256, train_batch_size_per_learner
+    2048, lambda_ .95, clip_param .2, vf_clip_param inf, vf_loss_coeff .5, entropy_coeff .01, grad_clip .5, use_kl_loss
+    False, num_env_runners 0, networks of 2 × 64 with a shared trunk (the seed's joint trainer).
+    """
+
+    def __init__(self, algo_class: type | None = None) -> None:
+        from thrust_rllib.algorithm import JointPPO  # the algorithm's module imports this one
+
+        super().__init__(algo_class=algo_class or JointPPO)
+        self._set_seed_recipe()
+        self.vf_clip_param = math.inf
+        self.use_kl_loss = False
+        self.num_env_runners = 0
+        # Our own.
+        self.gae_bootstrap = "value"
+        self.value_normalization = True
+        self.cross_agent_losses: dict[str, CrossAgentLoss] = {}
+        self.cross_agent_coeffs: dict[str, Any] = {}
+        self.sampling = "auto"
+        self.normalize_observations = False
+        self.team: Team | None = "per_agent"
+
+    def _set_seed_recipe(self) -> None:
+        self.lr = 3e-4
+        self.critic_lr: Any = None
+        self.gamma = 0.99
+        self.lambda_ = 0.95
+        self.clip_param = 0.2
+        self.value_clip_range = 0.2
+        self.vf_loss_coeff = 0.5
+        self.entropy_coeff: Any = 0.01
+        self.grad_clip = 0.5
+        self.grad_clip_by = "global_norm"
+        self.num_epochs = 4
+        self.minibatch_size = 256
+        self.train_batch_size_per_learner = 2048
+        self.shuffle_batch_per_epoch = True
+        self.iterate_all_minibatches = False
+        self.max_minibatches_per_epoch: int | None = None
+        self.standardize_advantages: str | bool = "rollout"
+
+    def seed_defaults(self) -> Self:
+        """Sets exactly what the seed's joint trainer computes: no value after the last row, raw value targets.
+
+        For tests and comparisons: with this recipe a critic whose targets are large does not learn.
+        """
+        self._set_seed_recipe()
+        self.gae_bootstrap = "zero"
+        self.value_normalization = False
+        return self
+
+    # --- sections -------------------------------------------------------------------------------------------------
+
+    @override(PPOConfig)
+    def training(
+        self,
+        *,
+        critic_lr: Any = NotProvided,
+        iterate_all_minibatches: bool = NotProvided,
+        max_minibatches_per_epoch: int | None = NotProvided,
+        cross_agent_losses: Mapping[str, CrossAgentLoss] = NotProvided,
+        cross_agent_coeffs: Mapping[str, Any] = NotProvided,
+        standardize_advantages: str | bool = NotProvided,
+        gae_bootstrap: str = NotProvided,
+        value_normalization: bool = NotProvided,
+        value_clip_range: float = NotProvided,
+        **kwargs: Any,
+    ) -> Self:
+        """Sets training options; the new ones are in the class's table, the others are RLlib's."""
+        super().training(**kwargs)
+        if cross_agent_losses is not NotProvided:
+            cross_agent_losses = dict(cross_agent_losses)
+        if cross_agent_coeffs is not NotProvided:
+            cross_agent_coeffs = dict(cross_agent_coeffs)
+        return self._set(
+            critic_lr=critic_lr,
+            iterate_all_minibatches=iterate_all_minibatches,
+            max_minibatches_per_epoch=max_minibatches_per_epoch,
+            cross_agent_losses=cross_agent_losses,
+            cross_agent_coeffs=cross_agent_coeffs,
+            standardize_advantages=standardize_advantages,
+            gae_bootstrap=gae_bootstrap,
+            value_normalization=value_normalization,
+            value_clip_range=value_clip_range,
+        )
+
+    @override(PPOConfig)
+    def env_runners(
+        self, *, sampling: str = NotProvided, normalize_observations: bool = NotProvided, **kwargs: Any
+    ) -> Self:
+        """Sets options of the runners; see the class's table."""
+        super().env_runners(**kwargs)
+        return self._set(sampling=sampling, normalize_observations=normalize_observations)
+
+    @override(PPOConfig)
+    def multi_agent(self, *, policies: Any = NotProvided, policy_mapping_fn: Any = NotProvided, **kwargs: Any) -> Self:
+        """Sets who plays whom; `policies` may be "per_agent", "shared", {group: [agents]} or RLlib's own."""
+        if policies is not NotProvided and is_team(policies):
+            if policy_mapping_fn is not NotProvided:
+                raise ValueError(
+                    f"policies={policies!r} already says which module plays which agent; leave policy_mapping_fn out"
+                )
+            self.team = policies
+            return super().multi_agent(**kwargs)
+        if policies is not NotProvided or policy_mapping_fn is not NotProvided:
+            self.team = None
+        return super().multi_agent(policies=policies, policy_mapping_fn=policy_mapping_fn, **kwargs)
+
+    def _set(self, **options: Any) -> Self:
+        for name, value in options.items():
+            if value is not NotProvided:
+                setattr(self, name, value)
+        return self
+
+    @override(PPOConfig)
+    def update_from_dict(self, config_dict: Mapping[str, Any]) -> Self:
+        """Sets options from a dict (Tune's route, too).
+
+        Raises:
+            ValueError: a key that is no option, with the nearest one. RLlib sets such keys silently.
+        """
+        known = {key for key in (*vars(self), *vars(type(self))) if not key.startswith("__")}
+        known |= {key for base in type(self).__mro__ for key, v in vars(base).items() if isinstance(v, property)}
+        for key in config_dict:
+            name = self._translate_special_keys(key, warn_deprecated=False)
+            if name not in known and key not in _SPECIAL_KEYS:
+                options = [key for key in vars(self) if not key.startswith("_")]
+                raise ValueError(f"{key!r} is not an option of {type(self).__name__}{nearest(key, options)}")
+        return super().update_from_dict(dict(config_dict))
+
+    # --- what RLlib builds from it --------------------------------------------------------------------------------
+
+    @override(PPOConfig)
+    def validate(self) -> None:
+        """Checks all options; builds one environment to find its agents and spaces.
+
+        Raises:
+            ValueError: see `thrust_rllib.config_checks`.
+        """
+        check_settings(self)
+        if not self.in_evaluation:
+            self._choose_door()
+            self._resolve_team()
+        super().validate()
+
+    def _choose_door(self) -> None:
+        reasons = what_needs_episodes(self)
+        if self.sampling == "episodes" or reasons:
+            raise ValueError(
+                f"{'; '.join(reasons) or 'sampling=' + repr(self.sampling)}: this needs sampling by episodes, which this "
+                "version does not have. Sampling by arrays serves environments whose agents all act at the same time, "
+                "with the connectors and the env runner of this package and callbacks other than on_episode_*."
+            )
+        self.env_runner_cls = JointEnvRunner
+        logger.info("sampling by arrays (JointEnvRunner): nothing in the configuration needs episodes")
+
+    def _resolve_team(self) -> None:
+        """Gives every agent of the environment its module, and checks that the agents of a module are alike."""
+        if self.env is None:
+            raise ValueError('no environment is set; give one with .environment("bucket_brigade"), for example')
+        env = make_vector_env(self.env, dict(self.env_config), 1)
+        try:
+            agents = list(env.possible_agents)
+            if self.team is not None:
+                table = team_table(self.team, agents)
+                super().multi_agent(
+                    policies={*table.values()} if not self._is_frozen else self.policies,
+                    policy_mapping_fn=AgentToModule(table),
+                )
+            else:
+                table = mapped_table(self.policy_mapping_fn, agents, self.policies)
+            agents_of_modules(env, table, self.normalize_actions, self.clip_actions)
+            check_team(self, table)
+        finally:
+            env.close()
+
+    def module_for_agent(self, agent_id: AgentID) -> ModuleID:
+        """The module that plays `agent_id`."""
+        return self.policy_mapping_fn(agent_id, None)
+
+    @override(PPOConfig)
+    def get_default_rl_module_spec(self) -> RLModuleSpec:
+        return RLModuleSpec(module_class=MLPModule)
+
+    @override(PPOConfig)
+    def get_default_learner_class(self) -> type[Learner]:
+        return JointPPOLearner
+
+    @property
+    @override(PPOConfig)
+    def _model_config_auto_includes(self) -> dict[str, Any]:
+        return super()._model_config_auto_includes | {"vf_share_layers": True}
+
+    @override(PPOConfig)
+    def build_learner_group(
+        self, *, env: Any = None, spaces: Any = None, rl_module_spec: Any = None, placement_group: Any = None
+    ) -> JointLearnerGroup:
+        """Our group in place of RLlib's, which cannot be named in the configuration."""
+        if rl_module_spec is None:
+            rl_module_spec = self.get_multi_rl_module_spec(env=env, spaces=spaces)
+        return JointLearnerGroup(config=self.copy(), module_spec=rl_module_spec, placement_group=placement_group)
+
+    @override(PPOConfig)
+    def build_env_to_module_connector(self, env: Any = None, spaces: Any = None, device: Any = None) -> Any:
+        """The pieces that act on arrays: the observation normaliser, or nothing."""
+        pieces = []
+        if self.normalize_observations:
+            shapes = {m: spaces[m][0].shape for m in self.policies if m in spaces}
+            pieces.append(ObservationNormalizer(shapes=shapes))
+        return EnvToModulePipeline(*_env_spaces(spaces), connectors=pieces)
+
+    @override(PPOConfig)
+    def build_module_to_env_connector(self, env: Any = None, spaces: Any = None) -> Any:
+        """Nothing: actions are decoded in the runner."""
+        return ModuleToEnvPipeline(*_env_spaces(spaces), connectors=[])
+
+    @override(PPOConfig)
+    def build_learner_connector(self, input_observation_space: Any, input_action_space: Any, device: Any = None) -> Any:
+        """Nothing: batches arrive in the joint layout."""
+        return LearnerConnectorPipeline(input_observation_space, input_action_space, connectors=[])
+
+
+_SPECIAL_KEYS = {"multiagent", "_enable_new_api_stack", "__trial_info__", "class"}
+
+
+def _env_spaces(spaces: Any) -> tuple[Any, Any]:
+    return (spaces or {}).get(INPUT_ENV_SPACES, (None, None))

@@ -1,0 +1,184 @@
+"""Early errors for options that contradict each other or that this version does not serve."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from numbers import Number
+from typing import TYPE_CHECKING, Any
+
+from ray.rllib.callbacks.callbacks import RLlibCallback
+from ray.rllib.utils import force_list
+from ray.rllib.utils.schedules.scheduler import Scheduler
+from ray.rllib.utils.typing import ModuleID
+
+from thrust_rllib.envs.joint_env import AgentID
+from thrust_rllib.envs.names import nearest
+
+if TYPE_CHECKING:
+    from thrust_rllib.config import JointPPOConfig
+
+CHOICES: dict[str, tuple[Any, ...]] = {
+    "gae_bootstrap": ("value", "zero"),
+    "standardize_advantages": ("rollout", "minibatch", "team", False),
+    "sampling": ("auto", "arrays", "episodes"),
+    "grad_clip_by": ("global_norm", "norm", "value"),
+    "iterate_all_minibatches": (True, False),
+    "value_normalization": (True, False),
+    "normalize_observations": (True, False),
+}
+
+NOT_SERVED: dict[str, tuple[Any, str]] = {
+    # option: (the value that is served, why the others are not)
+    "use_critic": (True, "the joint trainer always trains a critic"),
+    "use_gae": (True, "advantages are always GAE's; lambda_=1 gives the returns minus the values"),
+    "use_kl_loss": (False, "the loss has no KL term in this version; clip_param bounds the step"),
+    "torch_skip_nan_gradients": (False, "a minibatch with a non-finite loss or gradient is always skipped by everyone"),
+    "torch_compile_learner": (False, "compiling is not served in this version"),
+    "restart_failed_sub_environments": (False, "a failed environment ends the run in this version"),
+    "framework_str": ("torch", "the learner is a torch learner"),
+    "enable_rl_module_and_learner": (True, "only RLlib's new API stack is served"),
+    "enable_env_runner_and_connector_v2": (True, "only RLlib's new API stack is served"),
+    "clip_rewards": (None, "rewards reach the learner as the environment pays them; clip them in the environment"),
+}
+
+ON_EPISODE = ("on_episode_created", "on_episode_start", "on_episode_step", "on_episode_end")
+
+
+def check_settings(config: JointPPOConfig) -> None:
+    """Checks every option that needs no environment.
+
+    Raises:
+        ValueError: what was given, what is needed, and how to mend it.
+    """
+    for name, choices in CHOICES.items():
+        value = getattr(config, name)
+        if not any(value is choice or value == choice and type(value) is type(choice) for choice in choices):
+            listed = ", ".join(repr(choice) for choice in choices)
+            raise ValueError(f"{name}={value!r}; needed: one of {listed}{nearest(str(value), map(str, choices))}")
+    for name, (served, why) in NOT_SERVED.items():
+        value = getattr(config, name)
+        if value != served and not (served is None and value is False):
+            raise ValueError(f"{name}={value!r} is not served: {why}. Set {name}={served!r}.")
+    if config.num_learners > 1:
+        raise ValueError(
+            f"num_learners={config.num_learners}: this version trains with one learner. Set num_learners=0 (in the main "
+            "process) or 1 (in its own)."
+        )
+    if not config.in_evaluation and config.batch_mode != "truncate_episodes":
+        raise ValueError(
+            f"batch_mode={config.batch_mode!r} needs sampling by episodes, which this version does not have; use "
+            "'truncate_episodes' (values bootstrap where a rollout cuts an episode)"
+        )
+    _check_numbers(config)
+    _check_couplings(config)
+    trained = config.policies_to_train
+    if trained is not None and not callable(trained) and len(trained) == 0:
+        raise ValueError(
+            "policies_to_train is empty: nothing would be trained. Name at least one module, or leave it None for all."
+        )
+
+
+def _check_numbers(config: JointPPOConfig) -> None:
+    size, batch = config.minibatch_size, config.train_batch_size_per_learner
+    if size is not None and (not isinstance(size, int) or size < 1):
+        raise ValueError(f"minibatch_size={size!r}; needed: a positive number of joint rows, or None for all")
+    if size is not None and size > batch and not config.in_evaluation:
+        raise ValueError(
+            f"minibatch_size={size} is larger than the batch of train_batch_size_per_learner={batch} joint rows; lower "
+            "the first or raise the second"
+        )
+    limit = config.max_minibatches_per_epoch
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
+        raise ValueError(f"max_minibatches_per_epoch={limit!r}; needed: None, or a whole number ≥ 0 (0 counts as 1)")
+    for name in ("value_clip_range", "vf_clip_param", "clip_param"):
+        value = getattr(config, name)
+        if not isinstance(value, Number) or not value > 0:
+            raise ValueError(f"{name}={value!r}; needed: a number > 0" + ("" if name == "clip_param" else ", or inf"))
+    for name in ("gamma", "lambda_"):
+        value = getattr(config, name)
+        if not 0.0 <= value <= 1.0:
+            raise ValueError(f"{name}={value!r}; needed: a number in [0, 1]")
+    if config.num_epochs < 1:
+        raise ValueError(f"num_epochs={config.num_epochs!r}; needed: a whole number ≥ 1")
+    if config.critic_lr is not None:
+        _check_schedule("critic_lr", config.critic_lr)
+
+
+def _check_schedule(name: str, value: Any) -> None:
+    Scheduler.validate(fixed_value_or_schedule=value, setting_name=name, description=name)
+    numbers = [value] if isinstance(value, Number) else [v for _, v in value]
+    if not all(isinstance(v, Number) and math.isfinite(v) for v in numbers):
+        raise ValueError(f"{name}={value!r}; needed: finite numbers")
+
+
+def _check_couplings(config: JointPPOConfig) -> None:
+    for name, loss in config.cross_agent_losses.items():
+        if not callable(loss):
+            raise ValueError(
+                f"cross_agent_losses[{name!r}] is {loss!r}; needed: a CrossAgentLoss, or a function of (features, logits, "
+                "actions, present) that returns a scalar tensor"
+            )
+        if isinstance(loss, type):
+            raise ValueError(
+                f"cross_agent_losses[{name!r}] is the class {loss.__name__}; give an object: {loss.__name__}()"
+            )
+        if "/" in name or name == "total":
+            raise ValueError(f"a cross-agent loss cannot be called {name!r}: the name is part of a metric's name")
+    for name, value in config.cross_agent_coeffs.items():
+        if name not in config.cross_agent_losses:
+            raise ValueError(
+                f"cross_agent_coeffs has {name!r}, cross_agent_losses has {sorted(config.cross_agent_losses)}"
+                f"{nearest(name, config.cross_agent_losses)}"
+            )
+        _check_schedule(f"cross_agent_coeffs[{name!r}]", value)
+
+
+def check_team(config: JointPPOConfig, table: Mapping[AgentID, ModuleID]) -> None:
+    """Checks what depends on the agents.
+
+    Args:
+        config: the configuration, its team resolved.
+        table: {agent: module}.
+
+    Raises:
+        ValueError: a coupling with too few agents, or an option for an unknown module.
+    """
+    for name, loss in config.cross_agent_losses.items():
+        needed = getattr(loss, "min_agents", 2)
+        if len(table) < needed:
+            raise ValueError(
+                f"cross-agent loss {name!r} couples {needed} or more agents, the environment has {len(table)}: "
+                f"{list(table)}. Leave the loss out or use another environment."
+            )
+    modules = sorted(set(table.values()))
+    named: list[tuple[str, Any]] = [
+        ("algorithm_config_overrides_per_module", config.algorithm_config_overrides_per_module)
+    ]
+    if config.policies_to_train is not None and not callable(config.policies_to_train):
+        named.append(("policies_to_train", config.policies_to_train))
+    for option, names in named:
+        for name in names:
+            if name not in modules:
+                raise ValueError(
+                    f"{option} names module {name!r}; the modules are {modules}{nearest(str(name), modules)}"
+                )
+
+
+def what_needs_episodes(config: JointPPOConfig) -> list[str]:
+    """What the user set that only sampling by episodes can serve, in words."""
+    from thrust_rllib.env_runner import JointEnvRunner
+
+    reasons = []
+    if config.env_runner_cls is not None and not issubclass(config.env_runner_cls, JointEnvRunner):
+        reasons.append(f"env_runner_cls={config.env_runner_cls.__name__}")
+    for name in ("_env_to_module_connector", "_module_to_env_connector", "_learner_connector"):
+        if getattr(config, name) is not None:
+            reasons.append(f"{name[1:]} is set")
+    for name in ON_EPISODE:
+        if getattr(config, f"callbacks_{name}") is not None:
+            reasons.append(f"the callback {name} is set")
+        for cls in force_list(config.callbacks_class):
+            if getattr(cls, name, None) is not getattr(RLlibCallback, name):
+                reasons.append(f"{getattr(cls, '__name__', cls)} overrides {name}")
+    return reasons

@@ -1,0 +1,1 @@
+"""What stands between an environment and a module: encoding of observations and actions, normalisation."""

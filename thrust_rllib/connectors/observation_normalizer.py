@@ -1,0 +1,100 @@
+"""Running normalisation of observations, one set of moments per module, shared by all runners.
+
+The moments stay fixed while a rollout is sampled and take in its rows afterwards. So every row of a rollout was
+normalised alike, the learner sees exactly what the policy saw, and no time is spent on statistics inside a step.
+RLlib's `MeanStdFilter` updates at each step and per agent; its merge also demands equal shapes of all agents.
+
+This is a ConnectorV2 because RLlib merges, broadcasts, evaluates with and saves the state of its connectors. Its
+state carries the totals and what is new since the last broadcast; merging adds the news of all runners to the totals
+of one, so that no row counts twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+from ray.rllib.connectors.connector_v2 import ConnectorV2
+from ray.rllib.core.columns import Columns
+from ray.rllib.utils.annotations import override
+
+from thrust_rllib.functional import RunningMoments
+
+CLIP = 10.0
+
+
+class ObservationNormalizer(ConnectorV2):
+    """x → clip((x − mean) / std, ±10) with the running moments of the module.
+
+    Args:
+        shapes: {module id: shape of one encoded observation}.
+    """
+
+    def __init__(self, *, shapes: Mapping[str, tuple[int, ...]], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.shapes = {module_id: tuple(shapes[module_id]) for module_id in sorted(shapes)}
+        self.moments = {module_id: RunningMoments(shape) for module_id, shape in self.shapes.items()}
+
+    @override(ConnectorV2)
+    def __call__(self, *, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        """Normalises `batch["obs"][module id]` ([…, *shape] arrays), leaves the rest."""
+        batch[Columns.OBS] = {m: self.normalize(m, x) for m, x in batch[Columns.OBS].items()}
+        return batch
+
+    def normalize(self, module_id: str, obs: np.ndarray) -> np.ndarray:
+        """Encoded observations […, *shape] of one module, normalised, float32."""
+        moments = self.moments[module_id]
+        if moments.count == 0:
+            return obs
+        scaled = (obs - moments.mean.astype(np.float32)) / moments.std.astype(np.float32)
+        return np.clip(scaled, -CLIP, CLIP, out=scaled)
+
+    def update(self, module_id: str, obs: np.ndarray, mask: np.ndarray | None = None) -> None:
+        """Takes in the rows of a finished rollout: obs […, *shape], mask […] bool."""
+        self.moments[module_id].update(obs, mask)
+
+    @override(ConnectorV2)
+    def get_state(
+        self,
+        components: str | Collection[str] | None = None,
+        *,
+        not_components: str | Collection[str] | None = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        state: dict[str, Any] = {}
+        for module_id, moments in self.moments.items():
+            new = moments.new if moments.new is not None else RunningMoments(moments.shape)
+            state[module_id] = {"total": moments.get_state(), "new": new.get_state()}
+        return state
+
+    @override(ConnectorV2)
+    def set_state(self, state: dict[str, Any]) -> None:
+        for module_id, moments in self.moments.items():
+            if module_id in state:
+                moments.set_state(state[module_id]["total"])
+
+    @override(ConnectorV2)
+    def get_ctor_args_and_kwargs(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return (self.input_observation_space, self.input_action_space), {"shapes": self.shapes}
+
+    @override(ConnectorV2)
+    def reset_state(self) -> None:
+        self.moments = {module_id: RunningMoments(shape) for module_id, shape in self.shapes.items()}
+
+    @override(ConnectorV2)
+    def merge_states(self, states: list[dict[str, Any]]) -> dict[str, Any]:
+        """The totals held here (of the last broadcast) plus what each of `states` has new."""
+        merged: dict[str, Any] = {}
+        for module_id, moments in self.moments.items():
+            total = RunningMoments(moments.shape)
+            total.set_state(moments.get_state())
+            for state in states:
+                new = RunningMoments(moments.shape)
+                new.set_state(state[module_id]["new"])
+                total.merge(new)
+            merged[module_id] = {
+                "total": total.get_state(),
+                "new": RunningMoments(moments.shape).get_state(),
+            }
+        return merged

@@ -1,0 +1,356 @@
+"""The fast door: environments to a `JointBatch`, without an episode object and without per-agent Python in a step."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from ray.rllib.callbacks.utils import make_callback
+from ray.rllib.env import INPUT_ENV_SINGLE_SPACES, INPUT_ENV_SPACES
+from ray.rllib.env.env_context import EnvContext
+from ray.rllib.env.multi_agent_env_runner import MultiAgentEnvRunner
+from ray.rllib.utils.annotations import override
+from ray.rllib.utils.metrics import (
+    ENV_STEP_TIMER,
+    NUM_AGENT_STEPS_SAMPLED,
+    NUM_AGENT_STEPS_SAMPLED_LIFETIME,
+    NUM_ENV_STEPS_SAMPLED,
+    NUM_ENV_STEPS_SAMPLED_LIFETIME,
+    NUM_EPISODES,
+    NUM_EPISODES_LIFETIME,
+    NUM_MODULE_STEPS_SAMPLED,
+    NUM_MODULE_STEPS_SAMPLED_LIFETIME,
+)
+from ray.rllib.utils.typing import ResultDict
+
+from thrust_rllib.acting import Acted, TeamActor
+from thrust_rllib.connectors.observation_normalizer import ObservationNormalizer
+from thrust_rllib.envs.joint_env import JointStepResult, VectorJointEnv, episode_over, per_agent_flags
+from thrust_rllib.envs.registry import make_vector_env
+from thrust_rllib.episode_statistics import EpisodeStatistics
+from thrust_rllib.joint_batch import AgentID, JointBatch
+from thrust_rllib.module_agents import agents_of_modules
+from thrust_rllib.rollout import RolloutRecorder
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class SampledSteps:
+    """What an evaluation returns: how much was played, in the words of RLlib's episodes."""
+
+    num_env_steps: int
+    num_agent_steps: int
+
+    def env_steps(self) -> int:
+        """Environment steps played."""
+        return self.num_env_steps
+
+    def agent_steps(self) -> int:
+        """Steps in which an agent acted, over all agents."""
+        return self.num_agent_steps
+
+    def __len__(self) -> int:
+        return self.num_env_steps
+
+
+class JointEnvRunner(MultiAgentEnvRunner):
+    """Steps a `VectorJointEnv` and returns arrays: one forward per module and step over all its agents.
+
+    Replaces RLlib's `MultiAgentEnvRunner`, whose loop builds an episode object per environment and runs a connector
+    pipeline per agent and step: that costs more than the networks. Construction, `sample`, weight sync and
+    checkpointing are RLlib's; environments, the loop and the episode metrics are ours.
+
+    `sample()` returns a list with one `JointBatch` (`num_timesteps`), or with one `SampledSteps` (`num_episodes`,
+    which is how RLlib evaluates): then environment e plays its fixed share of the episodes, so that short episodes
+    are not favoured.
+
+    Actions are drawn from a generator of the runner's own; torch's global one is left as it was.
+    """
+
+    env: VectorJointEnv | None
+
+    # --- construction ---------------------------------------------------------------------------------------------
+
+    @override(MultiAgentEnvRunner)
+    def make_env(self) -> None:
+        if self.env is not None:
+            self.env.close()
+        self.env = env = make_vector_env(
+            self.config.env, dict(self.config.env_config), self.config.num_envs_per_env_runner
+        )
+        self.num_envs = env.num_envs
+        agents = list(env.possible_agents)
+        self.module_of = {agent: self.config.module_for_agent(agent) for agent in agents}
+        self._agents = agents_of_modules(env, self.module_of, self.config.normalize_actions, self.config.clip_actions)
+        self._statistics = EpisodeStatistics(agents, self.module_of, self.num_envs, self._metrics_window())
+        self._rng = np.random.default_rng(self._seed)
+        self._needs_initial_reset = True
+        # The pipelines are built from the spaces right after this, see MultiAgentEnvRunner.__init__.
+        self.spaces = self.get_spaces()
+        context = EnvContext(
+            self.config.env_config, worker_index=self.worker_index or 0, num_workers=self.config.num_env_runners
+        )
+        make_callback(
+            "on_environment_created",
+            callbacks_objects=self._callbacks,
+            callbacks_functions=self.config.callbacks_on_environment_created,
+            kwargs={"env_runner": self, "metrics_logger": self.metrics, "env": env, "env_context": context},
+        )
+
+    @override(MultiAgentEnvRunner)
+    def get_spaces(self) -> dict[str, Any]:
+        if self.env is None:
+            return self.spaces
+        spaces = (
+            gym.spaces.Dict(_by_name(self.env.observation_spaces)),
+            gym.spaces.Dict(_by_name(self.env.action_spaces)),
+        )
+        return {
+            INPUT_ENV_SPACES: spaces,
+            INPUT_ENV_SINGLE_SPACES: spaces,
+            **{m.module_id: (m.encoder.encoded_space, m.action_space) for m in self._agents},
+        }
+
+    @override(MultiAgentEnvRunner)
+    def make_module(self) -> None:
+        spec = self.config.get_multi_rl_module_spec(spaces=self.get_spaces(), inference_only=True)
+        self.module = spec.build()
+        self.module.foreach_module(
+            lambda _, module: module.to(self._device) if isinstance(module, torch.nn.Module) else module
+        )
+        if self.env is not None:
+            found = self._env_to_module[ObservationNormalizer]
+            self._actor = TeamActor(
+                self._agents,
+                self.module,
+                found[0] if found else None,
+                self._device,
+                seed=int(self._rng.integers(2**31)),
+            )
+
+    # --- sampling -------------------------------------------------------------------------------------------------
+
+    @override(MultiAgentEnvRunner)
+    def _sample(
+        self,
+        *,
+        num_timesteps: int | None = None,
+        num_episodes: int | None = None,
+        explore: bool,
+        random_actions: bool = False,
+        force_reset: bool = False,
+    ) -> list[JointBatch] | list[SampledSteps]:
+        if num_episodes is not None:
+            sampled: Any = self._play_episodes(num_episodes, explore, random_actions)
+        else:
+            if force_reset or self._needs_initial_reset:
+                self._reset()
+            steps = max(1, math.ceil((num_timesteps or 0) / self.num_envs))
+            sampled = self._record(steps, explore, random_actions)
+        self._log_steps(sampled)
+        return [sampled]
+
+    def _record(self, num_steps: int, explore: bool, random_actions: bool) -> JointBatch:
+        """Plays and records `num_steps` steps in every environment; the episodes go on in the next call."""
+        recorder = RolloutRecorder(self._agents, num_steps, self.num_envs)
+        everywhere = np.ones(self.num_envs, bool)
+        env_seconds = 0.0
+        for t in range(num_steps):
+            episode_start = self._episode_start
+            acted = self._actor.act(self._encoded, self._masks, explore, random_actions)
+            recorder.record_acted(t, self._encoded if self._actor.normalizer else None, self._masks, acted)
+            actions = self._env_actions(acted)
+            before = time.perf_counter()
+            result = self._step_env(actions, t)
+            now = time.perf_counter()
+            env_seconds += now - before
+            present = True if result.present is None else result.present
+            over = self._advance(result)
+            self._statistics.step(result.rewards, present, over, everywhere, now)
+            recorder.record_step(
+                t, result.rewards, present, result.terminated, result.truncated, episode_start, result.extras
+            )
+            cut = (result.truncated & ~result.terminated & present).any(axis=0)
+            if t == num_steps - 1:
+                cut |= ~over
+            if cut.any():
+                self._record_bootstrap(recorder, t, np.flatnonzero(cut), over, result)
+        self.metrics.log_value(ENV_STEP_TIMER, env_seconds / num_steps)
+        self._check(recorder)
+        batch = recorder.finish(
+            [
+                self._actor.logp(agents, recorder.array(index, "logits"), recorder.array(index, "actions"))
+                for index, agents in enumerate(self._agents)
+            ]
+        )
+        if self._actor.normalizer is not None and explore and not self.config.in_evaluation:
+            for index, agents in enumerate(self._agents):
+                self._actor.normalizer.update(
+                    agents.module_id, recorder.array(index, "encoded"), batch.modules[agents.module_id].present
+                )
+        return batch
+
+    def _play_episodes(self, num_episodes: int, explore: bool, random_actions: bool) -> SampledSteps:
+        """Plays exactly `num_episodes` episodes from a reset, recording only their returns and lengths."""
+        self._reset()
+        self._statistics.start_evaluation()
+        share = np.full(self.num_envs, num_episodes // self.num_envs)
+        share[: num_episodes % self.num_envs] += 1
+        env_steps = agent_steps = t = 0
+        while share.any():
+            playing = share > 0
+            acted = self._actor.act(self._encoded, self._masks, explore, random_actions)
+            result = self._step_env(self._env_actions(acted), t)
+            present = np.ones_like(result.terminated) if result.present is None else result.present
+            over = self._advance(result)
+            self._statistics.step(result.rewards, present, over, playing, time.perf_counter())
+            env_steps += int(playing.sum())
+            agent_steps += int(present[:, playing].sum())
+            share -= over & playing
+            t += 1
+        self._check_finite(result.rewards, t)
+        # The episodes that go on beyond their share belong to the evaluation: training starts afresh.
+        self._needs_initial_reset = True
+        return SampledSteps(env_steps, agent_steps)
+
+    def _env_actions(self, acted: list[Acted]) -> Any:
+        """What the modules chose, decoded, in the form that the environment takes."""
+        assert self.env is not None
+        decoded = [agents.decoder.decode(done.actions) for agents, done in zip(self._agents, acted, strict=True)]
+        if not self.env.stacked:
+            return {
+                agent: actions[j]
+                for agents, actions in zip(self._agents, decoded, strict=True)
+                for j, agent in enumerate(agents.agents)
+            }
+        if len(decoded) == 1:
+            return decoded[0]
+        stacked = np.empty((len(self.module_of), *decoded[0].shape[1:]), decoded[0].dtype)
+        for agents, actions in zip(self._agents, decoded, strict=True):
+            stacked[agents.positions] = actions
+        return stacked
+
+    # --- the environment ------------------------------------------------------------------------------------------
+
+    def _reset(self) -> None:
+        """Resets every environment; the first time, each gets a seed of its own."""
+        assert self.env is not None
+        seeds = None
+        if self._needs_initial_reset:
+            seeds = [int(seed) for seed in self._rng.integers(2**31, size=self.num_envs)]
+        self._see(self.env.reset_joint(seeds))
+        self._episode_start = np.ones(self.num_envs, bool)
+        self._statistics.reset(time.perf_counter())
+        self._needs_initial_reset = False
+
+    def _see(self, observations: Any) -> None:
+        """Encodes what the environment shows next."""
+        self._encoded = [agents.encode(observations) for agents in self._agents]
+        self._masks = [agents.masks(observations) for agents in self._agents]
+
+    def _advance(self, result: JointStepResult) -> np.ndarray:
+        """Takes over the next observations; returns which environments are over, bool [E]."""
+        shape = (len(self.module_of), self.num_envs)
+        result.terminated = per_agent_flags(result.terminated, *shape)
+        result.truncated = per_agent_flags(result.truncated, *shape)
+        over = episode_over(result.terminated, result.truncated, result.present)
+        self._see(result.observations)
+        self._episode_start = over
+        return over
+
+    def _record_bootstrap(
+        self, recorder: RolloutRecorder, t: int, envs: np.ndarray, over: np.ndarray, result: JointStepResult
+    ) -> None:
+        """Records what follows step t in `envs`: the observation before the reset where the episode is over."""
+        ended = over[envs]
+        following = []
+        for agents, encoded in zip(self._agents, self._encoded, strict=True):
+            obs = encoded[:, envs]
+            if ended.any():
+                final = agents.encode(result.final_observations)[:, envs]
+                obs[:, ended] = final[:, ended]
+            if (place := agents.encoder.first_violation(obs, not self.config.disable_env_checking)) is not None:
+                (agent, k), problem = place
+                self._raise_observation(agents.agents[agent], int(envs[k]), t + 1, problem)
+            if self._actor.normalizer is not None:
+                obs = self._actor.normalizer.normalize(agents.module_id, obs)
+            following.append(obs)
+        recorder.record_bootstrap(t, envs, following)
+
+    def _step_env(self, actions: Any, t: int) -> JointStepResult:
+        assert self.env is not None
+        try:
+            return self.env.step_joint(actions)
+        except Exception as error:
+            raise RuntimeError(
+                f"environment {self.config.env!r} failed in step {t} of this rollout (runner {self.worker_index or 0}): "
+                f"{type(error).__name__}: {error}"
+            ) from error
+
+    # --- checks ---------------------------------------------------------------------------------------------------
+
+    def _check(self, recorder: RolloutRecorder) -> None:
+        """One pass over the whole rollout: observations finite and in their space, rewards finite."""
+        name = "obs" if self._actor.normalizer is None else "encoded"
+        for index, agents in enumerate(self._agents):
+            found = agents.encoder.first_violation(recorder.array(index, name), not self.config.disable_env_checking)
+            if found is not None:
+                (t, agent, e), problem = found
+                self._raise_observation(agents.agents[agent], e, t, problem)
+        self._check_finite(recorder.rewards, 0)
+
+    def _check_finite(self, rewards: np.ndarray, t: int) -> None:
+        """Raises where a reward [N, E] of step t, or [T, N, E] from step t on, is not finite."""
+        bad = np.argwhere(~np.isfinite(rewards))
+        if len(bad):
+            *step, agent, e = (int(i) for i in bad[0])
+            raise ValueError(
+                f"environment {self.config.env!r} paid agent {list(self.module_of)[agent]!r} the reward "
+                f"{rewards[tuple(bad[0])]} in environment index {e}, step {t + sum(step)} of this rollout; rewards must "
+                "be finite numbers"
+            )
+
+    def _raise_observation(self, agent: AgentID, e: int, t: int, problem: str) -> None:
+        raise ValueError(
+            f"environment {self.config.env!r} showed agent {agent!r} an observation that is not in its observation "
+            f"space, in environment index {e}, step {t} of this rollout: {problem}. Return finite observations inside "
+            "the declared space, widen the space, or switch the comparison with its bounds off with "
+            ".environment(disable_env_checking=True)."
+        )
+
+    # --- metrics --------------------------------------------------------------------------------------------------
+
+    @override(MultiAgentEnvRunner)
+    def get_metrics(self) -> ResultDict:
+        if self.env is not None:
+            self._statistics.log(self.metrics)
+            self._statistics.end_evaluation()
+        return self.metrics.reduce()
+
+    def _log_steps(self, sampled: JointBatch | SampledSteps) -> None:
+        env_steps = sampled.env_steps()
+        self.metrics.log_value(NUM_ENV_STEPS_SAMPLED, env_steps, reduce="sum")
+        self.metrics.log_value(NUM_ENV_STEPS_SAMPLED_LIFETIME, env_steps, reduce="lifetime_sum", with_throughput=True)
+        num_episodes, agent_steps = self._statistics.pop_counts()
+        self.metrics.log_value(NUM_EPISODES, num_episodes, reduce="sum")
+        self.metrics.log_value(NUM_EPISODES_LIFETIME, num_episodes, reduce="lifetime_sum")
+        for (agent, module_id), steps in zip(self.module_of.items(), agent_steps.tolist(), strict=True):
+            self.metrics.log_value((NUM_AGENT_STEPS_SAMPLED, str(agent)), steps, reduce="sum")
+            self.metrics.log_value((NUM_AGENT_STEPS_SAMPLED_LIFETIME, str(agent)), steps, reduce="lifetime_sum")
+            self.metrics.log_value((NUM_MODULE_STEPS_SAMPLED, module_id), steps, reduce="sum")
+            self.metrics.log_value((NUM_MODULE_STEPS_SAMPLED_LIFETIME, module_id), steps, reduce="lifetime_sum")
+
+    def _metrics_window(self) -> int:
+        """Episodes per runner so that all runners' windows together are `metrics_num_episodes_for_smoothing` long."""
+        return max(1, math.ceil(self.config.metrics_num_episodes_for_smoothing / (self.config.num_env_runners or 1)))
+
+
+def _by_name(spaces: dict[AgentID, gym.Space]) -> dict[str, gym.Space]:
+    return {str(agent): space for agent, space in spaces.items()}

@@ -1,0 +1,231 @@
+"""Between one environment's dicts by agent and the arrays of E environments, with checks of every value.
+
+Shapes: E environments, N agents. Used by `SyncVectorJointEnv`; checks cost a dict look-up and two
+comparisons per value, and the message of an error is made only when there is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from thrust_rllib.envs.joint_env import GENERAL_DOOR, AgentID
+from thrust_rllib.envs.spaces import map_space
+
+
+def check_agents(
+    given: Any, agents: Sequence[AgentID], what: str, where: str, optional: Sequence[bool] = ()
+) -> None:
+    """Raises unless `given` is a mapping with exactly the keys `agents`; those marked `optional` may miss."""
+    if not isinstance(given, Mapping):
+        raise TypeError(
+            f"{where}: {what} are a {type(given).__name__}; return a dict with one entry per agent"
+        )
+    unknown = [key for key in given if key not in agents]
+    if unknown:
+        hint = ' ("__all__" is RLlib\'s key: leave it out, the episode is over when every agent ended)'
+        raise ValueError(
+            f"{where}: {what} name {unknown}, which are not in possible_agents {list(agents)}"
+            + (hint if "__all__" in unknown else "")
+        )
+    for index, agent in enumerate(agents):
+        if agent not in given and not (optional and optional[index]):
+            raise ValueError(
+                f"{where}: {what} have no entry for agent {agent!r}; every agent of possible_agents acts in "
+                f"every step, so return an entry for each of {list(agents)}. {GENERAL_DOOR}"
+            )
+
+
+class _Leaf:
+    """One array space inside an agent's observation space, and the way to it."""
+
+    def __init__(self, agent: AgentID, index: int, path: tuple[Any, ...], space: gym.Space) -> None:
+        self.agent, self.index, self.path = agent, index, path
+        self.dtype, self.shape = np.dtype(space.dtype), tuple(space.shape or ())
+
+    def pick(self, observation: Any, where: str) -> Any:
+        for depth, key in enumerate(self.path):
+            try:
+                observation = observation[key]
+            except (KeyError, IndexError, TypeError) as error:
+                raise ValueError(
+                    f"{where}: the observation of agent {self.agent!r} has no entry "
+                    f"{list(self.path[: depth + 1])}, "
+                    "which its observation space declares"
+                ) from error
+        return observation
+
+    def checked(self, value: Any, where: str) -> np.ndarray:
+        """`value` as an array of the declared shape whose type converts without loss of kind."""
+        inside = f" {list(self.path)}" if self.path else ""
+        try:
+            array = np.asarray(value)
+        except ValueError:  # a ragged list
+            array = np.asarray(None)
+        if array.dtype.kind not in "biuf":
+            raise TypeError(
+                f"{where}: the observation{inside} of agent {self.agent!r} is a {type(value).__name__} that "
+                f"makes no array of numbers; return an array of shape {self.shape} and type {self.dtype}"
+            )
+        if array.shape != self.shape:
+            raise ValueError(
+                f"{where}: the observation{inside} of agent {self.agent!r} has shape {array.shape}; its "
+                f"observation space declares {self.shape}"
+            )
+        if array.dtype.kind == "f" and self.dtype.kind != "f":
+            raise TypeError(
+                f"{where}: the observation{inside} of agent {self.agent!r} has type {array.dtype}; its "
+                f"observation space declares {self.dtype}, which would cut off the fractions"
+            )
+        return array
+
+
+class ObservationBatch:
+    """Makes the arrays that hold the observations of E environments, and fills them row by row.
+
+    Args:
+        agents: the agents in order.
+        observation_spaces: agent -> space.
+        num_envs: E.
+        stacked: one array [N, E, ...] in place of a dict of arrays [E, ...].
+    """
+
+    def __init__(
+        self,
+        agents: Sequence[AgentID],
+        observation_spaces: Mapping[AgentID, gym.Space],
+        num_envs: int,
+        stacked: bool,
+    ) -> None:
+        self.agents, self.spaces, self.num_envs, self.stacked = (
+            list(agents),
+            observation_spaces,
+            num_envs,
+            stacked,
+        )
+        self.leaves: list[_Leaf] = []
+        for index, agent in enumerate(agents):
+            self._add_leaves(agent, index, (), observation_spaces[agent])
+
+    def _add_leaves(self, agent: AgentID, index: int, path: tuple[Any, ...], space: gym.Space) -> None:
+        if isinstance(space, spaces.Dict):
+            for key, inner in space.spaces.items():
+                self._add_leaves(agent, index, (*path, key), inner)
+        elif isinstance(space, spaces.Tuple):
+            for position, inner in enumerate(space.spaces):
+                self._add_leaves(agent, index, (*path, position), inner)
+        else:
+            self.leaves.append(_Leaf(agent, index, path, space))
+
+    def zeros(self) -> tuple[Any, list[np.ndarray]]:
+        """The structure to hand out, and its arrays [E, ...] in the order of the leaves."""
+        if self.stacked:
+            leaf = self.leaves[0]
+            stacked = np.zeros((len(self.agents), self.num_envs, *leaf.shape), dtype=leaf.dtype)
+            return stacked, list(stacked)
+        arrays: list[np.ndarray] = []
+
+        def make(space: gym.Space) -> np.ndarray:
+            arrays.append(np.zeros((self.num_envs, *(space.shape or ())), dtype=space.dtype))
+            return arrays[-1]
+
+        return {agent: map_space(self.spaces[agent], make) for agent in self.agents}, arrays
+
+    def write(
+        self,
+        arrays: list[np.ndarray],
+        row: int,
+        observations: Any,
+        where: Where,
+        optional: Sequence[bool] = (),
+    ) -> None:
+        """Writes one environment's observations into row `row`.
+
+        Args:
+            arrays: from `zeros`.
+            row: the environment's index.
+            observations: {agent: observation}.
+            where: makes the beginning of an error message.
+            optional: agents whose observation may miss (they terminated): their row keeps zeros.
+        """
+        if type(observations) is not dict or len(observations) != len(self.agents):
+            check_agents(observations, self.agents, "observations", where(), optional)
+        for leaf, array in zip(self.leaves, arrays, strict=True):
+            try:
+                value = observations[leaf.agent]
+            except KeyError:
+                check_agents(observations, self.agents, "observations", where(), optional)
+                continue
+            if leaf.path:
+                value = leaf.pick(value, where())
+            if type(value) is not np.ndarray or value.dtype != leaf.dtype or value.shape != leaf.shape:
+                value = leaf.checked(value, where())
+            array[row] = value
+
+
+class Where:
+    """Says which environment and step an error is about, when asked."""
+
+    __slots__ = ("name", "row", "step")
+
+    def __init__(self, name: str, row: int, step: int) -> None:
+        self.name, self.row, self.step = name, row, step
+
+    def __call__(self) -> str:
+        """The beginning of an error message."""
+        moment = "reset_joint" if self.step == 0 else f"step {self.step} of its episode"
+        return f"{self.name}, environment {self.row}, {moment}"
+
+
+def split_actions(
+    actions: Any,
+    agents: Sequence[AgentID],
+    action_spaces: Mapping[AgentID, gym.Space],
+    num_envs: int,
+    stacked: bool,
+) -> list[dict[AgentID, Any]]:
+    """One dict of actions per environment, from arrays [N, E, ...] or {agent: [E, ...]}.
+
+    The actions are copied: an environment may keep what it gets.
+
+    Raises:
+        ValueError: an agent is missing or a shape does not fit.
+    """
+    if stacked:
+        space = action_spaces[agents[0]]
+        batch = np.array(actions)
+        if batch.shape != (len(agents), num_envs, *(space.shape or ())):
+            raise ValueError(
+                f"actions have shape {batch.shape}; needed: [agents, environments, ...] = "
+                f"{(len(agents), num_envs, *(space.shape or ()))}"
+            )
+        columns = [list(column) for column in batch]
+    else:
+        if not isinstance(actions, Mapping) or any(agent not in actions for agent in agents):
+            got = list(actions) if isinstance(actions, Mapping) else type(actions).__name__
+            raise ValueError(
+                f"actions are {got}; needed: a dict of arrays [E, ...] for each of {list(agents)}"
+            )
+        columns = [_rows(action_spaces[agent], actions[agent], agent, num_envs) for agent in agents]
+    return [dict(zip(agents, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _rows(space: gym.Space, values: Any, agent: AgentID, num_envs: int) -> list[Any]:
+    """The E elements of a batch of elements of `space`."""
+    if isinstance(space, spaces.Dict):
+        columns = {key: _rows(inner, values[key], agent, num_envs) for key, inner in space.spaces.items()}
+        return [{key: column[row] for key, column in columns.items()} for row in range(num_envs)]
+    if isinstance(space, spaces.Tuple):
+        parts = [_rows(inner, values[i], agent, num_envs) for i, inner in enumerate(space.spaces)]
+        return [tuple(part[row] for part in parts) for row in range(num_envs)]
+    batch = np.array(values)
+    if batch.shape != (num_envs, *(space.shape or ())):
+        raise ValueError(
+            f"actions of agent {agent!r} have shape {batch.shape}; needed: [environments, ...] = "
+            f"{(num_envs, *(space.shape or ()))}"
+        )
+    return list(batch)

@@ -1,0 +1,301 @@
+"""The contract of a joint environment: all agents act at the same time, one call steps them all.
+
+Two forms, one step result: `JointEnv` is one environment with dicts by agent, `VectorJointEnv` is E
+environments with arrays. `SyncVectorJointEnv` (sync_vector.py) makes the second out of the first,
+`SingleJointEnv` (single.py) the first out of the second.
+
+Shapes: E environments, N agents.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+AgentID = str | int
+
+GENERAL_DOOR = (
+    'Agents that join late, leave early or wait need RLlib\'s episodes (sampling="episodes") with the '
+    "environment as an RLlib MultiAgentEnv; a JointEnv steps all its agents together and does not offer "
+    "that in this version."
+)
+
+
+@dataclass(init=False, eq=False, slots=True)
+class JointStepResult:
+    """What one joint step returns, in both forms.
+
+    | field | `JointEnv` | `VectorJointEnv` |
+    |---|---|---|
+    | rewards | {agent: float} | float32 [N, E] |
+    | observations | {agent: observation} | as `VectorJointEnv.reset_joint` returns them |
+    | terminated, truncated | {agent: bool}, or one bool for all | bool [N, E], or [E] for all agents |
+    | extras | {name: value} or {name: {agent: value}} | {name: array [E, ...] or [N, E, ...]} |
+    | final_observations | not used | observations before the automatic reset, or None |
+    | present | None | bool [N, E]: who acted in this step; None: everybody |
+
+    An agent that is both terminated and truncated counts as terminated (no bootstrap).
+
+    Args:
+        rewards: reward of each agent for this step.
+        observations: what each agent sees next.
+        terminated: the agent's end by the task: what follows is worth 0.
+        truncated: the agent's end from outside, such as a time limit: what follows is bootstrapped. Default:
+            nobody.
+        extras: named arrays beside the rewards, such as costs, auxiliary targets or per-agent credit.
+        final_observations: see the table.
+        present: see the table.
+        done: in place of `terminated` and `truncated`: every end is a termination.
+
+    Raises:
+        TypeError: neither `terminated` nor `done` is given, or `done` together with one of the two.
+    """
+
+    rewards: Any
+    observations: Any
+    terminated: Any
+    truncated: Any
+    extras: Mapping[str, Any]
+    final_observations: Any
+    present: Any
+
+    def __init__(
+        self,
+        rewards: Any,
+        observations: Any,
+        terminated: Any = None,
+        truncated: Any = None,
+        extras: Mapping[str, Any] | None = None,
+        final_observations: Any = None,
+        present: Any = None,
+        *,
+        done: Any = None,
+    ) -> None:
+        if done is not None:
+            if terminated is not None or truncated is not None:
+                raise TypeError(
+                    "JointStepResult got done together with terminated or truncated; give either done "
+                    "(every end is a termination) or terminated and truncated"
+                )
+            terminated = done
+        elif terminated is None:
+            raise TypeError(
+                "JointStepResult got no terminated; give terminated (and truncated), each a bool or one "
+                "bool per agent, or done=..."
+            )
+        self.rewards = rewards
+        self.observations = observations
+        self.terminated = terminated
+        self.truncated = False if truncated is None else truncated
+        self.extras = {} if extras is None else extras
+        self.final_observations = final_observations
+        self.present = present
+
+
+class _Spaces:
+    """What both forms declare: who acts and in which spaces."""
+
+    possible_agents: list[AgentID]
+    observation_spaces: dict[AgentID, gym.Space]
+    action_spaces: dict[AgentID, gym.Space]
+    state_space: gym.Space | None = None
+    metadata: dict[str, Any] = {}
+    render_mode: str | None = None
+
+    def state(self) -> np.ndarray:
+        """The global state, [S] (one environment) or [E, S]: for a critic that sees more than its agent."""
+        raise NotImplementedError(f"{type(self).__name__} has no global state; override state()")
+
+    def get_state(self) -> Any:
+        """Everything that decides how the environment goes on, its random generators included."""
+        raise NotImplementedError(
+            f"{type(self).__name__} cannot be saved; override get_state() and set_state()"
+        )
+
+    def set_state(self, state: Any) -> None:
+        """Goes on from where `get_state` was called; changes nothing in `state`."""
+        raise NotImplementedError(
+            f"{type(self).__name__} cannot be restored; override get_state() and set_state()"
+        )
+
+    @property
+    def unwrapped(self) -> Any:
+        """This environment itself (Gymnasium's word, which RLlib asks for)."""
+        return self
+
+    def close(self) -> None:  # noqa: B027 - optional: most environments hold nothing that needs closing
+        """Frees what the environment holds (windows, processes)."""
+
+
+class JointEnv(_Spaces, ABC):
+    """One environment in which all agents act at the same time.
+
+    A subclass sets three attributes and two methods; the rest is optional:
+
+    | member | meaning |
+    |---|---|
+    | `possible_agents` | list of agent ids (str or int); its order is the order of the agents everywhere |
+    | `observation_spaces`, `action_spaces` | dicts agent -> gymnasium space; agents may differ |
+    | `reset_joint(seed)` | starts an episode, returns {agent: observation} for every agent |
+    | `step_joint(actions)` | {agent: action} -> `JointStepResult`, again for every agent |
+    | `state`, `get_state`, `set_state`, `render`, `close`, `metadata` | optional |
+
+    The episode is over in the step in which every agent is terminated or truncated; the next call is
+    `reset_joint`. All agents end in the same step (some may terminate while others are truncated).
+
+    Example:
+        >>> class Echo(JointEnv):
+        ...     def __init__(self, length=10):
+        ...         self.possible_agents = ["left", "right"]
+        ...         self.observation_spaces = {a: gym.spaces.Discrete(2) for a in self.possible_agents}
+        ...         self.action_spaces = {a: gym.spaces.Discrete(2) for a in self.possible_agents}
+        ...         self.length, self.rng = length, np.random.default_rng()
+        ...
+        ...     def reset_joint(self, seed=None):
+        ...         if seed is not None:
+        ...             self.rng = np.random.default_rng(seed)
+        ...         self.t = 0
+        ...         self.seen = {a: int(self.rng.integers(2)) for a in self.possible_agents}
+        ...         return self.seen
+        ...
+        ...     def step_joint(self, actions):
+        ...         rewards = {a: float(actions[a] == self.seen[a]) for a in self.possible_agents}
+        ...         self.t += 1
+        ...         self.seen = {a: int(self.rng.integers(2)) for a in self.possible_agents}
+        ...         return JointStepResult(rewards, self.seen, False, truncated=self.t == self.length)
+    """
+
+    @abstractmethod
+    def reset_joint(self, seed: int | None = None) -> dict[AgentID, Any]:
+        """Starts an episode.
+
+        Args:
+            seed: restarts the random stream; None goes on with it.
+
+        Returns:
+            The first observation of every agent.
+        """
+
+    @abstractmethod
+    def step_joint(self, actions: Mapping[AgentID, Any]) -> JointStepResult:
+        """Plays one step.
+
+        Args:
+            actions: for every agent an element of its action space: `Discrete` gives a numpy integer
+                (`Discrete(3, start=1)` gives 1, 2 or 3), `Box` and `MultiDiscrete` an array.
+        """
+
+    def render(self) -> Any:
+        """An RGB image [height, width, 3] or what the environment's render mode says."""
+        raise NotImplementedError(f"{type(self).__name__} cannot be rendered; override render()")
+
+
+class VectorJointEnv(_Spaces, ABC):
+    """E environments of the same kind, stepped by one call, with automatic reset.
+
+    | | `stacked = False` | `stacked = True` (all agents have identical spaces) |
+    |---|---|---|
+    | observations | {agent: [E, ...]}; Dict and Tuple spaces: dicts and tuples of such arrays | [N, E, ...] |
+    | actions | {agent: [E, ...]} | [N, E] for Discrete, [N, E, k] for MultiDiscrete and Box |
+    | rewards | float32 [N, E] | the same |
+    | terminated, truncated | bool [N, E]; [E] means: for all agents | the same |
+    | present | bool [N, E] or None | the same |
+    | extras | {name: [E, ...] or [N, E, ...]} | the same |
+
+    Agents are in the order of `possible_agents`, the agent axis is first.
+
+    **Automatic reset.** Environment e is over when every agent that is present is terminated or truncated
+    (`episode_over`). Then `observations` already holds the first observation of its next episode, and
+    `final_observations` (same structure) the one before the reset. It is None when no environment ended; its
+    rows of environments that did not end are unspecified.
+
+    **One random stream per environment index.** After `reset_joint(seeds)` environment e behaves like a
+    single environment that was reset with `seeds[e]`, whatever E is.
+
+    **Ownership.** Arrays that were returned belong to the caller: the environment does not write into them
+    later, and keeps no reference to the actions.
+
+    A subclass sets `num_envs`, `possible_agents`, `observation_spaces`, `action_spaces`, if it applies
+    `stacked`, and the two abstract methods.
+    """
+
+    num_envs: int
+    stacked: bool = False
+
+    @abstractmethod
+    def reset_joint(self, seeds: Sequence[int | None] | None = None) -> Any:
+        """Starts an episode in every environment.
+
+        Args:
+            seeds: one per environment; a number restarts the stream of that environment, None goes on with
+                it. None in place of the list stands for None everywhere.
+
+        Returns:
+            The first observations, see the class's table.
+        """
+
+    @abstractmethod
+    def step_joint(self, actions: Any) -> JointStepResult:
+        """Plays one step in every environment; resets those that are over."""
+
+    def render(self, index: int = 0) -> Any:
+        """An image of environment `index`."""
+        raise NotImplementedError(f"{type(self).__name__} cannot be rendered; override render()")
+
+
+def episode_over(
+    terminated: np.ndarray, truncated: np.ndarray, present: np.ndarray | None = None
+) -> np.ndarray:
+    """Which environments are over: someone is present and everyone present is terminated or truncated.
+
+    Args:
+        terminated: bool [N, E], or [E] for all agents.
+        truncated: bool [N, E] or [E].
+        present: bool [N, E] or None (everybody).
+
+    Returns:
+        bool [E].
+    """
+    ended = np.logical_or(terminated, truncated)
+    if present is None:
+        return ended if ended.ndim == 1 else ended.all(axis=0)
+    return (ended | ~present).all(axis=0) & present.any(axis=0)
+
+
+def per_agent_flags(flags: Any, num_agents: int, num_envs: int) -> np.ndarray:
+    """Brings end flags given as one bool, [E] or [N, E] to bool [N, E].
+
+    Raises:
+        ValueError: another shape.
+    """
+    array = np.asarray(flags, dtype=bool)
+    if array.shape == (num_agents, num_envs):
+        return array
+    if array.shape in ((), (num_envs,)):
+        return np.broadcast_to(array, (num_agents, num_envs))
+    raise ValueError(
+        f"end flags have shape {array.shape}; needed: [agents, environments] = {(num_agents, num_envs)} or "
+        f"one per environment, {(num_envs,)}"
+    )
+
+
+def check_seeds(seeds: Sequence[int | None] | None, num_envs: int) -> list[int | None]:
+    """The list of one seed per environment that `VectorJointEnv.reset_joint` was given, checked."""
+    if seeds is None:
+        return [None] * num_envs
+    if isinstance(seeds, (int, np.integer)):
+        raise TypeError(
+            f"reset_joint got the single seed {seeds}; needed: one seed (or None) for each of the "
+            f"{num_envs} environments"
+        )
+    checked = [None if seed is None else int(seed) for seed in seeds]
+    if len(checked) != num_envs:
+        raise ValueError(
+            f"reset_joint got {len(checked)} seeds for {num_envs} environments; give one for each"
+        )
+    return checked

@@ -1,0 +1,112 @@
+"""Spaces of a joint environment: checks of what is declared, and arrays of E elements of a space."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from thrust_rllib.envs.joint_env import AgentID, JointEnv, VectorJointEnv
+
+ARRAY_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+
+
+def check_spaces(env: JointEnv | VectorJointEnv) -> None:
+    """Checks what an environment declares: agents, and for each an observation and an action space.
+
+    Raises:
+        TypeError: a member is missing or has the wrong type.
+        ValueError: no agents, an agent twice, or an agent without a space.
+    """
+    name = type(env).__name__
+    for attribute in ("possible_agents", "observation_spaces", "action_spaces"):
+        if getattr(env, attribute, None) is None:
+            raise TypeError(
+                f"{name} has no {attribute}; set possible_agents (a list of agent ids), observation_spaces "
+                "and action_spaces (dicts agent -> gymnasium space) in its __init__"
+            )
+    agents = env.possible_agents
+    if not isinstance(agents, (list, tuple)):
+        raise TypeError(
+            f"{name}.possible_agents is a {type(agents).__name__}; needed: a list, whose order is the "
+            "agents' order (a set or a dict view has none that every process shares)"
+        )
+    if not agents:
+        raise ValueError(f"{name}.possible_agents is empty; needed: at least one agent id")
+    for agent in agents:
+        if isinstance(agent, bool) or not isinstance(agent, (str, int)):
+            raise TypeError(f"{name}.possible_agents holds {agent!r}; needed: agent ids of type str or int")
+    if len(set(agents)) != len(agents):
+        raise ValueError(f"{name}.possible_agents holds an agent twice: {list(agents)}")
+    for attribute in ("observation_spaces", "action_spaces"):
+        declared = getattr(env, attribute)
+        if not isinstance(declared, Mapping):
+            raise TypeError(
+                f"{name}.{attribute} is a {type(declared).__name__}; needed: a dict agent -> gymnasium space"
+            )
+        for agent in agents:
+            if agent not in declared:
+                raise ValueError(
+                    f"{name}.{attribute} has no space for agent {agent!r}; it has {list(declared)}"
+                )
+            _check_space(declared[agent], f"{name}.{attribute}[{agent!r}]")
+
+
+def _check_space(space: Any, where: str) -> None:
+    if isinstance(space, spaces.Dict):
+        for key, inner in space.spaces.items():
+            _check_space(inner, f"{where}[{key!r}]")
+    elif isinstance(space, spaces.Tuple):
+        for index, inner in enumerate(space.spaces):
+            _check_space(inner, f"{where}[{index}]")
+    elif not isinstance(space, gym.Space):
+        raise TypeError(f"{where} is {space!r}; needed: a gymnasium space")
+    elif not isinstance(space, ARRAY_SPACES):
+        raise TypeError(
+            f"{where} is {space}; needed: Box, Discrete, MultiDiscrete or MultiBinary, or a Dict or Tuple "
+            "of these"
+        )
+
+
+def identical_spaces(env: JointEnv | VectorJointEnv) -> bool:
+    """Whether all agents have the same array spaces, so that their data fits one array [N, E, ...]."""
+    first = env.possible_agents[0]
+    observation, action = env.observation_spaces[first], env.action_spaces[first]
+    if not isinstance(observation, ARRAY_SPACES) or not isinstance(action, ARRAY_SPACES):
+        return False
+    return all(
+        env.observation_spaces[agent] == observation and env.action_spaces[agent] == action
+        for agent in env.possible_agents
+    )
+
+
+def map_space(space: gym.Space, leaf: Callable[..., Any], *values: Any) -> Any:
+    """Applies `leaf(space, *values)` to each array space inside `space`, keeping dicts and tuples."""
+    if isinstance(space, spaces.Dict):
+        return {key: map_space(s, leaf, *(v[key] for v in values)) for key, s in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(map_space(s, leaf, *(v[i] for v in values)) for i, s in enumerate(space.spaces))
+    return leaf(space, *values)
+
+
+def batch_zeros(space: gym.Space, num_envs: int) -> Any:
+    """Zeros for E elements of `space`: an array [E, ...], or a dict or tuple of arrays."""
+    return map_space(space, lambda s: np.zeros((num_envs, *s.shape), dtype=s.dtype))
+
+
+def batch_row(space: gym.Space, batch: Any, index: int) -> Any:
+    """Element `index` of E batched elements of `space` (a view, or a numpy scalar)."""
+    return map_space(space, lambda _, values: values[index], batch)
+
+
+def batch_copy(space: gym.Space, batch: Any) -> Any:
+    """A copy of E batched elements of `space`."""
+    return map_space(space, lambda s, values: np.array(values, dtype=s.dtype), batch)
+
+
+def agent_index(agents: list[AgentID]) -> dict[AgentID, int]:
+    """Position of each agent on the agent axis."""
+    return {agent: index for index, agent in enumerate(agents)}

@@ -1,0 +1,125 @@
+"""Returns and lengths of episodes in the fast door, reported under RLlib's metric names."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+from ray.rllib.utils.metrics import (
+    EPISODE_AGENT_RETURN_MEAN,
+    EPISODE_AGENT_STEPS,
+    EPISODE_DURATION_SEC_MEAN,
+    EPISODE_LEN_MAX,
+    EPISODE_LEN_MEAN,
+    EPISODE_LEN_MIN,
+    EPISODE_MODULE_RETURN_MEAN,
+    EPISODE_RETURN_MAX,
+    EPISODE_RETURN_MEAN,
+    EPISODE_RETURN_MIN,
+)
+
+from thrust_rllib.joint_batch import AgentID, ModuleID
+
+
+class EpisodeStatistics:
+    """Adds up the running episodes of E environments and remembers the finished ones.
+
+    RLlib's runner logs each finished episode into sliding windows; an iteration in which none ended then has no
+    return to report, and an evaluation of 1,000 episodes reports the mean of the last 100. Here the window is kept
+    in the runner and its mean reported each time: the last known mean where nothing new ended, the mean over *all*
+    episodes after `start_evaluation`.
+
+    Args:
+        agents: all agents in the environment's order.
+        module_of: {agent: module}.
+        num_envs: E.
+        window: number of finished episodes that the reported means are taken over.
+    """
+
+    def __init__(self, agents: list[AgentID], module_of: dict[AgentID, ModuleID], num_envs: int, window: int) -> None:
+        self._agents = [str(agent) for agent in agents]
+        modules = sorted({module_of[agent] for agent in agents})
+        self._modules = {m: [i for i, agent in enumerate(agents) if module_of[agent] == m] for m in modules}
+        self._window = window
+        # A finished episode: (per-agent returns [N], per-agent steps [N], length, seconds).
+        self._finished: deque[tuple[np.ndarray, np.ndarray, int, float]] = deque(maxlen=window)
+        self._returns = np.zeros((len(agents), num_envs))
+        self._steps = np.zeros((len(agents), num_envs), np.int64)
+        self._lengths = np.zeros(num_envs, np.int64)
+        self._started = np.zeros(num_envs)
+        self._num_finished = 0
+        self._agent_steps = np.zeros(len(agents), np.int64)
+
+    def start_evaluation(self) -> None:
+        """Forgets the finished episodes and from now on keeps all, whatever the window."""
+        self._finished = deque()
+
+    def end_evaluation(self) -> None:
+        """Goes back to the window."""
+        self._finished = deque(self._finished, maxlen=self._window)
+
+    def reset(self, now: float) -> None:
+        """All environments were reset; running episodes are dropped."""
+        self._returns[:], self._steps[:], self._lengths[:], self._started[:] = 0.0, 0, 0, now
+
+    def step(
+        self, rewards: np.ndarray, present: np.ndarray | bool, over: np.ndarray, keep: np.ndarray, now: float
+    ) -> None:
+        """Takes in one step.
+
+        Args:
+            rewards: [N, E].
+            present: bool [N, E] or True.
+            over: bool [E], episodes that ended with this step.
+            keep: bool [E], environments whose steps and finished episodes count.
+            now: a clock in seconds.
+        """
+        acted = np.broadcast_to(present, rewards.shape)
+        self._returns += rewards
+        self._steps += acted
+        self._lengths += 1
+        self._agent_steps += acted[:, keep].sum(axis=1)
+        for e in np.flatnonzero(over):
+            if keep[e]:
+                self._num_finished += 1
+                self._finished.append(
+                    (
+                        self._returns[:, e].copy(),
+                        self._steps[:, e].copy(),
+                        int(self._lengths[e]),
+                        now - self._started[e],
+                    )
+                )
+            self._returns[:, e], self._steps[:, e], self._lengths[e], self._started[e] = 0.0, 0, 0, now
+
+    def pop_counts(self) -> tuple[int, np.ndarray]:
+        """Episodes finished and steps of each agent [N] since the last call."""
+        counts = self._num_finished, self._agent_steps.copy()
+        self._num_finished = 0
+        self._agent_steps[:] = 0
+        return counts
+
+    def log(self, metrics: Any) -> None:
+        """Writes the current means, minima and maxima into RLlib's `MetricsLogger`, if any episode ended so far."""
+        if not self._finished:
+            return
+        returns = np.stack([f[0] for f in self._finished])
+        steps = np.stack([f[1] for f in self._finished])
+        lengths = np.array([f[2] for f in self._finished])
+        seconds = np.array([f[3] for f in self._finished])
+        totals = returns.sum(axis=1)
+        agent_means, step_means = returns.mean(axis=0), steps.mean(axis=0)
+        metrics.log_dict(
+            {
+                EPISODE_LEN_MEAN: lengths.mean(),
+                EPISODE_RETURN_MEAN: totals.mean(),
+                EPISODE_DURATION_SEC_MEAN: seconds.mean(),
+                EPISODE_AGENT_RETURN_MEAN: dict(zip(self._agents, agent_means, strict=True)),
+                EPISODE_AGENT_STEPS: dict(zip(self._agents, step_means, strict=True)),
+                EPISODE_MODULE_RETURN_MEAN: {m: agent_means[i].sum() for m, i in self._modules.items()},
+            },
+            window=1,
+        )
+        metrics.log_dict({EPISODE_LEN_MIN: lengths.min(), EPISODE_RETURN_MIN: totals.min()}, reduce="min", window=1)
+        metrics.log_dict({EPISODE_LEN_MAX: lengths.max(), EPISODE_RETURN_MAX: totals.max()}, reduce="max", window=1)

@@ -1,0 +1,171 @@
+"""The data type that both doors fill and the learner reads: one rollout, all agents, the same time steps.
+
+Letters: T steps, E environments, N agents, n agents of one module, M valid joint rows, K bootstrap rows,
+A logits. A *joint row* is one step t of one environment e with all agents' data of that step; joint rows are
+numbered t·E + e inside a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+AgentID = str | int
+ModuleID = str
+
+
+@dataclass
+class ModuleStreams:
+    """The agents that one module plays, their streams side by side.
+
+    Arrays are time first, so that a step is written to, and read from, one contiguous block.
+
+    | field          | shape           | meaning                                                            |
+    |----------------|-----------------|--------------------------------------------------------------------|
+    | agents         | n               | who: the agent axis of every array below, in this order            |
+    | obs            | [T, n, E, …]    | what the module saw (encoded, and normalised if that is on)        |
+    | actions        | [T, n, E, …]    | categories from 0, or the unscaled value of a Box action           |
+    | action_logp    | [T, n, E]       | log-probability under the policy that sampled                      |
+    | rewards        | [T, n, E]       | reward of this step                                                |
+    | present        | [T, n, E] bool  | the agent acted at this step                                       |
+    | terminated     | [T, n, E] bool  | the agent's stream ends here, nothing follows                      |
+    | truncated      | [T, n, E] bool  | the agent's stream is cut here, its value goes on                  |
+    | bootstrap_obs  | [n, K, …]       | the observation that follows each row of `JointBatch.bootstrap_rows` |
+    | action_mask    | [T, n, E, A]    | allowed logits at sampling time, or None                           |
+    """
+
+    agents: tuple[AgentID, ...]
+    obs: np.ndarray
+    actions: np.ndarray
+    action_logp: np.ndarray
+    rewards: np.ndarray
+    present: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    bootstrap_obs: np.ndarray
+    action_mask: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class AgentStream:
+    """One agent's own stream: views of `ModuleStreams` without the agent axis ([T, E, …]; bootstrap [K, …])."""
+
+    agent_id: AgentID
+    module_id: ModuleID
+    obs: np.ndarray
+    actions: np.ndarray
+    action_logp: np.ndarray
+    rewards: np.ndarray
+    present: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    bootstrap_obs: np.ndarray
+    action_mask: np.ndarray | None
+
+
+@dataclass
+class JointBatch:
+    """A rollout of E environments over T steps, every agent on the same rows.
+
+    | field          | shape       | meaning                                                                   |
+    |----------------|-------------|---------------------------------------------------------------------------|
+    | modules        |             | {module id: `ModuleStreams`}, ids sorted                                  |
+    | bootstrap_rows | [K] int64   | rows t·E + e whose successor is not a row of this batch: a truncated step, |
+    |                |             | or the last row of an environment whose episode goes on. Sorted           |
+    | episode_start  | [T, E] bool | first step of an episode                                                  |
+    | valid          | [T, E] bool | false on padding                                                          |
+    | global_state   | [T, E, S]   | state for a central critic, or None                                       |
+    | extras         | [T, E, …] or [T, n, E, …] | named arrays from the environment                            |
+
+    Batches of different T or E are never padded to a common rectangle: the learner takes a list of them.
+    Raises `ValueError` from `check` where shapes disagree.
+    """
+
+    modules: dict[ModuleID, ModuleStreams]
+    bootstrap_rows: np.ndarray
+    episode_start: np.ndarray
+    valid: np.ndarray
+    global_state: np.ndarray | None = None
+    extras: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    @property
+    def num_steps(self) -> int:
+        """T, the number of time steps."""
+        return int(self.valid.shape[0])
+
+    @property
+    def num_envs(self) -> int:
+        """E, the number of environments."""
+        return int(self.valid.shape[1])
+
+    @property
+    def agents(self) -> tuple[AgentID, ...]:
+        """All N agents, module by module: the order of the learner's agent axis."""
+        return tuple(agent for streams in self.modules.values() for agent in streams.agents)
+
+    def env_steps(self) -> int:
+        """M, the number of valid joint rows (RLlib counts sampled steps by this)."""
+        return int(self.valid.sum())
+
+    def agent_steps(self) -> int:
+        """Number of steps in which an agent acted, over all agents."""
+        return int(sum((s.present & self.valid[:, None]).sum() for s in self.modules.values()))
+
+    def __len__(self) -> int:
+        return self.env_steps()
+
+    def stream(self, agent_id: AgentID) -> AgentStream:
+        """The agent's own stream, as views of shape [T, E, …]."""
+        for module_id, streams in self.modules.items():
+            if agent_id in streams.agents:
+                j = streams.agents.index(agent_id)
+                mask = streams.action_mask
+                return AgentStream(
+                    agent_id=agent_id,
+                    module_id=module_id,
+                    bootstrap_obs=streams.bootstrap_obs[j],
+                    action_mask=None if mask is None else mask[:, j],
+                    **{name: getattr(streams, name)[:, j] for name in _STEP_FIELDS},
+                )
+        raise KeyError(f"no agent {agent_id!r} in this batch; it holds {list(self.agents)}")
+
+    def streams(self) -> Iterator[AgentStream]:
+        """All agents' streams, in the order of `agents`."""
+        return (self.stream(agent_id) for agent_id in self.agents)
+
+    def check(self) -> JointBatch:
+        """Return self; raise `ValueError` where a shape contradicts the tables above."""
+        if self.valid.ndim != 2 or self.valid.size == 0:
+            raise ValueError(f"the rollout is empty: valid has shape {self.valid.shape}, needed [T, E] with T, E > 0")
+        steps, envs = self.valid.shape
+        _need("episode_start", self.episode_start.shape, (steps, envs))
+        if not self.modules:
+            raise ValueError("a JointBatch needs at least one module with one agent; got none")
+        for module_id, streams in self.modules.items():
+            n = len(streams.agents)
+            for name in _STEP_FIELDS:
+                array = getattr(streams, name)
+                exact = array.ndim if name in ("obs", "actions") else 3
+                _need(f"{name} of module {module_id!r}", array.shape[:exact][:3], (steps, n, envs))
+                if array.ndim < exact or (name not in ("obs", "actions") and array.ndim != 3):
+                    raise ValueError(
+                        f"{name} of module {module_id!r} has shape {array.shape}, needed [T, n, E] = {(steps, n, envs)}"
+                    )
+            _need(
+                f"bootstrap_obs of module {module_id!r}",
+                streams.bootstrap_obs.shape[:2],
+                (n, len(self.bootstrap_rows)),
+            )
+        if len(set(self.agents)) != len(self.agents):
+            raise ValueError(f"an agent stands in two modules: {list(self.agents)}")
+        return self
+
+
+_STEP_FIELDS = ("obs", "actions", "action_logp", "rewards", "present", "terminated", "truncated")
+
+
+def _need(name: str, given: tuple[int, ...], needed: tuple[int, ...]) -> None:
+    if tuple(given) != tuple(needed):
+        raise ValueError(f"{name} has leading shape {tuple(given)}, needed {tuple(needed)}")

@@ -1,0 +1,269 @@
+"""The losses of one joint minibatch: every agent's PPO terms at once, and the terms that couple agents.
+
+Agents stand side by side on the first axis of every tensor, [N, B], so that the number of operations does not grow
+with the number of agents; only the forward passes go module by module.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from ray.rllib.core.columns import Columns
+from torch import Tensor
+
+from thrust_rllib import functional as F
+from thrust_rllib.cross_agent_losses import CrossAgentLoss
+from thrust_rllib.joint_batch import AgentID, ModuleID
+from thrust_rllib.joint_rows import JointRows
+from thrust_rllib.rl_modules.distributions import mask_logits
+from thrust_rllib.rl_modules.mlp import ENCODER_FEATURES
+
+
+class ModuleAxis:
+    """The agent axis [N, …] cut into modules [m, …]: sums and statistics over each module's own rows.
+
+    Args:
+        sizes: number of agents of each module.
+        device: of the tensors.
+    """
+
+    def __init__(self, sizes: Sequence[int], device: torch.device | str) -> None:
+        self.sizes = list(sizes)
+        self._equal = len(set(self.sizes)) == 1
+        self._index = torch.arange(len(sizes)).repeat_interleave(torch.tensor(self.sizes)).to(device)
+        self._device = device
+        self.num_agents = self.per_module(self.sizes)
+
+    def per_agent(self, numbers: Sequence[float]) -> Tensor:
+        """One number per module to a column [N, 1]."""
+        return self.per_module(numbers)[self._index][:, None]
+
+    def per_module(self, numbers: Sequence[float]) -> Tensor:
+        """One number per module as a tensor [m]."""
+        return torch.tensor(numbers, dtype=torch.float32, device=self._device)
+
+    def sum(self, x: Tensor) -> Tensor:
+        """[…, N, B] to […, m]: the sum over each module's agents and rows."""
+        per_agent = x.sum(-1)
+        if self._equal:
+            return per_agent.view(*per_agent.shape[:-1], len(self.sizes), -1).sum(-1)
+        result = per_agent.new_zeros(*per_agent.shape[:-1], len(self.sizes))
+        return result.index_add(-1, self._index, per_agent)
+
+    def explained_variance(self, values: Tensor, targets: Tensor, present: Tensor | None) -> Tensor:
+        """[m] over each module's rows of [N, B] tensors."""
+        if self._equal:
+            rows = (len(self.sizes), -1)
+            mask = None if present is None else present.reshape(rows)
+            return F.explained_variance(values.reshape(rows), targets.reshape(rows), mask, dim=1)
+        parts = [x.split(self.sizes) for x in (values, targets)]
+        masks = [None] * len(self.sizes) if present is None else present.split(self.sizes)
+        return torch.stack([F.explained_variance(v, t, m) for v, t, m in zip(*parts, masks, strict=True)])
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """Numbers that may differ between modules, as tensors made once per update.
+
+    clip_param, value_clip_range, vf_clip_param act on single rows: columns [N, 1], the last two None where they are
+    infinite for every module. vf_loss_coeff and entropy_coeff act on means: [m].
+    """
+
+    clip_param: Tensor
+    value_clip_range: Tensor | None
+    vf_clip_param: Tensor | None
+    vf_loss_coeff: Tensor
+    entropy_coeff: Tensor
+
+    @classmethod
+    def of(cls, axis: ModuleAxis, configs: Sequence[Any], entropy_coeffs: Sequence[float]) -> Coefficients:
+        """From the configuration of each module and its scheduled entropy coefficient."""
+
+        def limit(numbers: list[float]) -> Tensor | None:
+            return axis.per_agent(numbers) if min(numbers) < math.inf else None
+
+        return cls(
+            clip_param=axis.per_agent([c.clip_param for c in configs]),
+            value_clip_range=limit([c.value_clip_range for c in configs]),
+            vf_clip_param=limit([c.vf_clip_param for c in configs]),
+            vf_loss_coeff=axis.per_module([c.vf_loss_coeff for c in configs]),
+            entropy_coeff=axis.per_module(entropy_coeffs),
+        )
+
+
+@dataclass(frozen=True)
+class TeamOutputs:
+    """What all modules say about one joint minibatch.
+
+    logp, entropy, values: [N, B]. features, logits, actions: {agent: [B, …]} for the couplings; features is empty
+    where a module gives none.
+    """
+
+    logp: Tensor
+    entropy: Tensor
+    values: Tensor
+    features: dict[AgentID, Tensor]
+    logits: dict[AgentID, Tensor]
+    actions: dict[AgentID, Tensor]
+
+
+@dataclass(frozen=True)
+class JointLosses:
+    """Losses of one joint minibatch.
+
+    | field      | shape | meaning                                                          |
+    |------------|-------|------------------------------------------------------------------|
+    | actor      | [m]   | policy loss − entropy_coeff · entropy                            |
+    | critic     | [m]   | vf_loss_coeff · value loss                                       |
+    | coupling   | [ ]   | Σ coefficient · coupling                                         |
+    | couplings  | [c]   | each coupling before its coefficient, without gradient           |
+    | statistics | [S, m]| rows named by `STATISTICS`, without gradient                     |
+    | counts     | [m]   | rows in which an agent of the module acted                       |
+    """
+
+    actor: Tensor
+    critic: Tensor
+    coupling: Tensor
+    couplings: Tensor
+    statistics: Tensor
+    counts: Tensor
+
+
+STATISTICS = (
+    "policy_loss",
+    "vf_loss",
+    "vf_loss_unclipped",
+    "entropy",
+    "clip_fraction",
+    "approx_kl",
+    "vf_explained_var",
+)
+"""Rows of `JointLosses.statistics`. approx_kl is the k1 estimator mean(logp_old − logp), which can be negative."""
+
+
+def forward_team(module: Any, rows: JointRows, trained: Mapping[ModuleID, bool]) -> TeamOutputs:
+    """Runs every module once on the rows of all its agents.
+
+    Args:
+        module: the MultiRLModule.
+        rows: a joint minibatch.
+        trained: {module: bool}; a frozen module runs without a graph, its tensors reach the couplings detached.
+    """
+    logp, entropy, values = [], [], []
+    features: dict[AgentID, Tensor] = {}
+    logits: dict[AgentID, Tensor] = {}
+    actions: dict[AgentID, Tensor] = {}
+    for module_id, mine in rows.modules.items():
+        shape = mine.obs.shape[:2]
+        rl_module = module[module_id].unwrapped()
+        batch = {Columns.OBS: mine.obs.flatten(0, 1)}
+        with nullcontext() if trained[module_id] else torch.no_grad():
+            outputs = rl_module.forward_train(batch)
+            inputs = outputs[Columns.ACTION_DIST_INPUTS]
+            if mine.action_mask is not None:
+                inputs = mask_logits(inputs, mine.action_mask.flatten(0, 1))
+            distribution = rl_module.get_train_action_dist_cls().from_logits(inputs)
+            logp.append(distribution.logp(mine.actions.flatten(0, 1)).view(shape))
+            entropy.append(distribution.entropy().view(shape))
+            values.append(rl_module.compute_values(batch, embeddings=outputs.get(Columns.EMBEDDINGS)).view(shape))
+        for agent, agent_logits, agent_actions in zip(mine.agents, inputs.view(*shape, -1), mine.actions, strict=True):
+            logits[agent], actions[agent] = agent_logits, agent_actions
+        if ENCODER_FEATURES in outputs:
+            features.update(zip(mine.agents, outputs[ENCODER_FEATURES].reshape(*shape, -1), strict=True))
+    return TeamOutputs(torch.cat(logp), torch.cat(entropy), torch.cat(values), features, logits, actions)
+
+
+def compute_joint_losses(
+    outputs: TeamOutputs,
+    rows: JointRows,
+    *,
+    axis: ModuleAxis,
+    coefficients: Coefficients,
+    standardize_advantages: str | bool,
+    all_present: bool,
+    cross_agent_losses: Mapping[str, CrossAgentLoss],
+    cross_agent_coeffs: Mapping[str, Any],
+) -> JointLosses:
+    """Every agent's losses and the couplings of one joint minibatch.
+
+    Per module m with rows (i, b) of its agents, each a mean over the rows where the agent acted:
+    policy_m = −mean min(A r, A clip(r, 1±ε)), value_m = mean max((v−R)², (v_c−R)²), entropy_m = mean H;
+    the joint loss is Σ_m (policy_m + c_v value_m − c_H entropy_m) + Σ_k λ_k coupling_k.
+
+    Args:
+        outputs: of `forward_team`.
+        rows: the same minibatch.
+        axis: modules on the agent axis.
+        coefficients: per module.
+        standardize_advantages: "minibatch" and "team" act here, "rollout" and False do not.
+        all_present: every agent acted in every row (then nothing is masked).
+        cross_agent_losses: {name: coupling}.
+        cross_agent_coeffs: {name: number or scalar tensor}.
+    """
+    present = None if all_present else rows.present
+    advantages = rows.advantages
+    if standardize_advantages == "minibatch":
+        advantages = F.standardize(advantages, present, dim=1, floor="add")
+    elif standardize_advantages == "team":
+        advantages = F.standardize(advantages, present, dim=None, floor="add")
+    clip = coefficients.clip_param
+    surrogate = F.clipped_surrogate(outputs.logp, rows.action_logp, advantages, clip)
+    unclipped = (outputs.values - rows.value_targets).square()
+    value_loss = unclipped
+    if coefficients.value_clip_range is not None:
+        value_loss = F.value_loss_change_clipped(
+            outputs.values, rows.values, rows.value_targets, coefficients.value_clip_range
+        )
+    if coefficients.vf_clip_param is not None:
+        value_loss = torch.minimum(value_loss, coefficients.vf_clip_param)
+
+    if present is None:
+        counts = axis.num_agents * len(rows)
+    else:
+        counts = axis.sum(present.float())
+
+    def mean(x: Tensor) -> Tensor:
+        """[…, N, B] to […, m], the mean over each module's own present rows."""
+        return axis.sum(x if present is None else x.where(present, 0.0)) / counts.clamp(min=1.0)
+
+    policy, value, entropy = mean(torch.stack([-surrogate, value_loss, outputs.entropy]))
+    with torch.no_grad():
+        others = mean(
+            torch.stack(
+                [
+                    unclipped,
+                    F.clip_indicator(outputs.logp, rows.action_logp, clip),
+                    F.approximate_kl(outputs.logp, rows.action_logp),
+                ]
+            )
+        )
+        explained = axis.explained_variance(outputs.values, rows.value_targets, present)
+        statistics = torch.stack(
+            [policy.detach(), value.detach(), others[0], entropy.detach(), others[1], others[2], explained]
+        )
+
+    coupling = policy.new_zeros(())
+    couplings = []
+    by_agent = None
+    if present is not None:
+        agents = [agent for module in rows.modules.values() for agent in module.agents]
+        by_agent = dict(zip(agents, present, strict=True))
+    for name, loss in cross_agent_losses.items():
+        term = loss(outputs.features, outputs.logits, outputs.actions, by_agent)
+        if term is None:
+            term = policy.new_zeros(())
+        couplings.append(term.detach())
+        coupling = coupling + cross_agent_coeffs[name] * term
+    return JointLosses(
+        actor=policy - coefficients.entropy_coeff * entropy,
+        critic=coefficients.vf_loss_coeff * value,
+        coupling=coupling,
+        couplings=torch.stack(couplings) if couplings else policy.new_zeros(0),
+        statistics=statistics,
+        counts=counts,
+    )

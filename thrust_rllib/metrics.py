@@ -1,0 +1,181 @@
+"""What an update reports: sums on the device while it runs, one transfer and one log call at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from ray.rllib.core import ALL_MODULES
+from ray.rllib.utils.metrics import (
+    MODULE_TRAIN_BATCH_SIZE_MEAN,
+    NUM_ENV_STEPS_TRAINED,
+    NUM_ENV_STEPS_TRAINED_LIFETIME,
+    NUM_MODULE_STEPS_TRAINED,
+    NUM_MODULE_STEPS_TRAINED_LIFETIME,
+    WEIGHTS_SEQ_NO,
+)
+from torch import Tensor
+
+from thrust_rllib.functional import RunningMoments
+from thrust_rllib.joint_batch import JointBatch, ModuleID
+from thrust_rllib.joint_losses import STATISTICS, JointLosses
+
+TOTAL_LOSS = "total_loss"
+NUM_MINIBATCH_STEPS = "num_minibatch_steps"
+NUM_NON_FINITE_MINIBATCHES = "num_non_finite_minibatches"
+CROSS_AGENT_LOSS = "cross_agent_loss"
+CROSS_AGENT_COEFF = "cross_agent_coeff"
+GRADIENT_NORM = "gradients_default_optimizer_global_norm"
+
+
+def finite_modules(losses: JointLosses, norms: Sequence[Tensor], frozen: Tensor) -> Tensor:
+    """Which modules have finite losses and gradients, bool [m + 1]; the last entry stands for the couplings.
+
+    Args:
+        losses: of the minibatch.
+        norms: [m] global gradient norms of each pass.
+        frozen: bool [m]; a frozen module cannot stop the others by its loss, only through a coupling.
+    """
+    checked = torch.isfinite(losses.actor + losses.critic)
+    for norm in norms:
+        checked = checked & torch.isfinite(norm)
+    return torch.cat([checked | frozen, torch.isfinite(losses.coupling).view(1)])
+
+
+@dataclass(frozen=True)
+class UpdateSummary:
+    """One update in numbers: {module: {statistic: mean over the gradient steps taken}}, and what all share."""
+
+    modules: dict[ModuleID, dict[str, float]]
+    couplings: dict[str, float]
+    coupling_total: float
+    total_loss: float
+    num_minibatches: int
+    num_non_finite: int
+    non_finite_modules: dict[ModuleID, int]
+    rows_trained: int
+    module_rows_trained: dict[ModuleID, int]
+
+
+class UpdateTotals:
+    """Adds up the statistics of an update on the device.
+
+    Args:
+        module_ids: in the order of the modules.
+        couplings: names in the order of the couplings.
+        device: of the losses.
+    """
+
+    def __init__(self, module_ids: list[ModuleID], couplings: list[str], device: torch.device | str) -> None:
+        self._module_ids = module_ids
+        self._couplings = couplings
+        m = len(module_ids)
+        self._statistics = torch.zeros(len(STATISTICS) + 3, m, device=device)
+        self._shared = torch.zeros(len(couplings) + 3, device=device)
+        self._non_finite = torch.zeros(m + 1, device=device)
+        self._minibatches = 0
+        self._rows = 0
+
+    @torch.no_grad()
+    def add(
+        self,
+        losses: JointLosses,
+        objective: Tensor,
+        norms: Tensor,
+        finite: Tensor,
+        everything_finite: Tensor,
+        num_rows: int,
+    ) -> None:
+        """Takes in one minibatch; one that was skipped is only counted."""
+        total = losses.actor + losses.critic
+        statistics = torch.cat([losses.statistics, torch.stack([total, norms, losses.counts])])
+        one = torch.ones((), device=statistics.device)
+        shared = torch.cat([losses.couplings, torch.stack([losses.coupling, objective, one])])
+        self._statistics += statistics.where(everything_finite, 0.0)
+        self._shared += shared.where(everything_finite, 0.0)
+        self._non_finite += ~finite
+        self._minibatches += 1
+        self._rows += num_rows
+
+    def summary(self) -> UpdateSummary:
+        """Means over the gradient steps taken; the update's only wait for the device."""
+        shared = self._shared.tolist()
+        taken = int(shared[-1])
+        mean = (self._statistics / max(taken, 1)).T.tolist()
+        names = [*STATISTICS, TOTAL_LOSS, GRADIENT_NORM]
+        nowhere = [int(n) for n in self._non_finite.tolist()]
+        return UpdateSummary(
+            modules={
+                m: dict(zip(names, values, strict=False)) for m, values in zip(self._module_ids, mean, strict=True)
+            },
+            couplings={name: value / max(taken, 1) for name, value in zip(self._couplings, shared, strict=False)},
+            coupling_total=shared[-3] / max(taken, 1),
+            total_loss=shared[-2] / max(taken, 1),
+            num_minibatches=self._minibatches,
+            num_non_finite=self._minibatches - taken,
+            non_finite_modules={m: n for m, n in zip(self._module_ids, nowhere, strict=False) if n},
+            rows_trained=self._rows,
+            module_rows_trained={
+                m: int(round(values[-1] * max(taken, 1))) for m, values in zip(self._module_ids, mean, strict=True)
+            },
+        )
+
+
+def log_update(
+    logger: Any,
+    summary: UpdateSummary,
+    rollouts: Sequence[JointBatch],
+    *,
+    weights_seq_no: int,
+    entropy_coeffs: Mapping[ModuleID, float],
+    coupling_coeffs: Mapping[str, float],
+    value_normalizers: Mapping[ModuleID, RunningMoments],
+) -> None:
+    """Writes an update into RLlib's `MetricsLogger`, under RLlib's names where it has one.
+
+    Per module: the statistics, `total_loss`, the gradient norm before clipping, step counts. Under `ALL_MODULES`:
+    `total_loss` (with `critic_lr`: the actors' sum plus the couplings), `num_minibatch_steps`,
+    `cross_agent_loss/<name>` before its coefficient, `cross_agent_loss/total` after it, `cross_agent_coeff/<name>`.
+    """
+    taken = summary.num_minibatches - summary.num_non_finite
+    for module_id, values in summary.modules.items():
+        steps = summary.module_rows_trained[module_id]
+        if taken:
+            logger.log_dict(values, key=module_id, window=1)
+        logger.log_dict(
+            {
+                "curr_entropy_coeff": entropy_coeffs[module_id],
+                WEIGHTS_SEQ_NO: weights_seq_no,
+                MODULE_TRAIN_BATCH_SIZE_MEAN: steps / max(taken, 1),
+            },
+            key=module_id,
+            window=1,
+        )
+        if module_id in value_normalizers:
+            moments = value_normalizers[module_id]
+            logger.log_dict(
+                {"value_target_mean": float(moments.mean), "value_target_std": float(moments.std)},
+                key=module_id,
+                window=1,
+            )
+        logger.log_value((module_id, NUM_MODULE_STEPS_TRAINED), steps, reduce="sum")
+        logger.log_value((module_id, NUM_MODULE_STEPS_TRAINED_LIFETIME), steps, reduce="lifetime_sum")
+    shared = {
+        TOTAL_LOSS: summary.total_loss,
+        NUM_MINIBATCH_STEPS: taken,
+        CROSS_AGENT_LOSS: {**summary.couplings, "total": summary.coupling_total},
+    }
+    if coupling_coeffs:
+        shared[CROSS_AGENT_COEFF] = dict(coupling_coeffs)
+    logger.log_dict(shared, key=ALL_MODULES, window=1)
+    logger.log_value((ALL_MODULES, NUM_NON_FINITE_MINIBATCHES), summary.num_non_finite, reduce="lifetime_sum")
+    module_steps = sum(summary.module_rows_trained.values())
+    for name, count in ((NUM_ENV_STEPS_TRAINED, summary.rows_trained), (NUM_MODULE_STEPS_TRAINED, module_steps)):
+        logger.log_value((ALL_MODULES, name), count, reduce="sum")
+    for name, count in (
+        (NUM_ENV_STEPS_TRAINED_LIFETIME, summary.rows_trained),
+        (NUM_MODULE_STEPS_TRAINED_LIFETIME, module_steps),
+    ):
+        logger.log_value((ALL_MODULES, name), count, reduce="lifetime_sum", with_throughput=True)

@@ -1,0 +1,115 @@
+"""Which agents a module plays, and how an environment's data reaches them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from thrust_rllib.connectors.action_decoding import ActionDecoder
+from thrust_rllib.connectors.observation_encoding import ObservationEncoder, mask_length
+from thrust_rllib.envs.joint_env import VectorJointEnv
+from thrust_rllib.joint_batch import AgentID, ModuleID
+
+
+class ModuleAgents:
+    """The agents that one module plays: where they stand on the environment's agent axis, how data reaches them.
+
+    Args:
+        module_id: the module.
+        agents: its agents, in the environment's order.
+        all_agents: all agents of the environment, in its order.
+        observation_spaces: {agent: space}.
+        action_spaces: {agent: space}.
+        stacked: whether the environment speaks in arrays [N, E, …] instead of dicts by agent.
+        normalize_actions: see `ActionDecoder`.
+        clip_actions: see `ActionDecoder`.
+
+    Raises:
+        ValueError: the agents' spaces differ, or have no encoding.
+    """
+
+    def __init__(
+        self,
+        module_id: ModuleID,
+        agents: list[AgentID],
+        all_agents: list[AgentID],
+        observation_spaces: Mapping[AgentID, gym.Space],
+        action_spaces: Mapping[AgentID, gym.Space],
+        stacked: bool,
+        normalize_actions: bool,
+        clip_actions: bool,
+    ) -> None:
+        first = agents[0]
+        for agent in agents[1:]:
+            for kind, spaces in (("observation", observation_spaces), ("action", action_spaces)):
+                if spaces[agent] != spaces[first]:
+                    raise ValueError(
+                        f"agents {first!r} and {agent!r} share module {module_id!r} but their {kind} spaces differ: "
+                        f"{spaces[first]} and {spaces[agent]}. Give each its own module, e.g. "
+                        '.multi_agent(policies="per_agent").'
+                    )
+        try:
+            self.encoder = ObservationEncoder(observation_spaces[first])
+            self.decoder = ActionDecoder(action_spaces[first], normalize_actions, clip_actions)
+        except ValueError as error:
+            raise ValueError(f"agent {first!r}: {error}") from error
+        if self.encoder.masked and mask_length(action_spaces[first]) is None:
+            raise ValueError(
+                f"agent {first!r} has an action mask, but its action space {action_spaces[first]} cannot be masked; "
+                "needed: Discrete or MultiDiscrete"
+            )
+        self.module_id = module_id
+        self.agents = tuple(agents)
+        self.action_space = action_spaces[first]
+        self.stacked = stacked
+        positions = [all_agents.index(agent) for agent in agents]
+        contiguous = positions == list(range(positions[0], positions[0] + len(positions)))
+        self.positions: Any = slice(positions[0], positions[-1] + 1) if contiguous else np.array(positions)
+
+    def __len__(self) -> int:
+        return len(self.agents)
+
+    def encode(self, observations: Any) -> np.ndarray:
+        """What the environment returned for all agents, as float32 [n, E, …] of these agents."""
+        if self.stacked:
+            return self.encoder.encode(observations[self.positions])
+        return np.stack([self.encoder.encode(observations[agent]) for agent in self.agents])
+
+    def masks(self, observations: Any) -> np.ndarray | None:
+        """The action masks [n, E, A] inside the observations, or None."""
+        if not self.encoder.masked:
+            return None
+        return np.stack([self.encoder.mask(observations[agent]) for agent in self.agents])
+
+
+def agents_of_modules(
+    env: VectorJointEnv, module_of: Mapping[AgentID, ModuleID], normalize_actions: bool, clip_actions: bool
+) -> list[ModuleAgents]:
+    """One `ModuleAgents` per module, modules sorted by id, agents in the environment's order.
+
+    Args:
+        env: declares agents and spaces.
+        module_of: {agent: module} for every agent.
+        normalize_actions: see `ActionDecoder`.
+        clip_actions: see `ActionDecoder`.
+
+    Raises:
+        ValueError: agents of one module with different spaces, or a space without an encoding.
+    """
+    agents = list(env.possible_agents)
+    return [
+        ModuleAgents(
+            module_id=module_id,
+            agents=[agent for agent in agents if module_of[agent] == module_id],
+            all_agents=agents,
+            observation_spaces=env.observation_spaces,
+            action_spaces=env.action_spaces,
+            stacked=env.stacked,
+            normalize_actions=normalize_actions,
+            clip_actions=clip_actions,
+        )
+        for module_id in sorted(set(module_of.values()))
+    ]

@@ -1,0 +1,1 @@
+"""RLModules of the joint trainer, and the action distributions they use."""

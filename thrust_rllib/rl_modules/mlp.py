@@ -1,0 +1,136 @@
+"""Feed-forward policies with the architecture and initialisation of the seed's joint trainer."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from ray.rllib.core.columns import Columns
+from ray.rllib.core.rl_module.apis import InferenceOnlyAPI, ValueFunctionAPI
+from ray.rllib.core.rl_module.torch.torch_rl_module import TorchRLModule
+from ray.rllib.utils.annotations import override
+from torch import nn
+
+from thrust_rllib.rl_modules.distributions import distribution_class, logits_width
+
+ENCODER_FEATURES = "encoder_features"
+"""Key of the actor's features in a module's `forward_train` output: what couplings read. RLlib's own
+`Columns.EMBEDDINGS` comes from the *critic's* encoder and is no substitute."""
+
+ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU, "silu": nn.SiLU, "gelu": nn.GELU}
+
+
+class MLPModule(TorchRLModule, InferenceOnlyAPI, ValueFunctionAPI):
+    """Trunk, policy head and value head; Discrete, MultiDiscrete and Box actions.
+
+    Shapes, with O the flattened observation, D the last trunk width, A the logits of the action space:
+    trunk O → … → D, policy head D → A, value head D → 1. The trunk's last activation is `encoder_features`, the
+    tensor that both heads read. Weights are orthogonal with gain √2 in the trunk and 0.01 in both heads, biases 0.
+
+    `model_config`, in RLlib's names:
+
+    | key                | default   | meaning                                                                |
+    |--------------------|-----------|------------------------------------------------------------------------|
+    | `fcnet_hiddens`    | [64, 64]  | widths of the trunk, its last one is D                                 |
+    | `fcnet_activation` | "tanh"    | tanh, relu, elu, silu, gelu                                            |
+    | `vf_share_layers`  | True      | False: the value head gets a trunk of its own                          |
+    | `free_log_std`     | True      | Box actions: log σ is a parameter, not an output of the policy head    |
+    | `log_std_init`     | 0.0       | its first value                                                        |
+
+    Raises:
+        ValueError: an unsupported action space, an unknown activation, or no hidden layer.
+
+    Source: the plain network of the seed's joint trainer; orthogonal initialisation after Saxe et al. 2014.
+    """
+
+    @override(TorchRLModule)
+    def setup(self) -> None:
+        config = self.model_config if isinstance(self.model_config, dict) else vars(self.model_config)
+        widths = [int(w) for w in config.get("fcnet_hiddens", (64, 64))]
+        name = config.get("fcnet_activation", "tanh")
+        if not widths or min(widths) < 1:
+            raise ValueError(f"fcnet_hiddens is {widths}; needed: at least one layer of width 1 or more")
+        if name not in ACTIVATIONS:
+            raise ValueError(f"fcnet_activation is {name!r}; needed: one of {', '.join(ACTIVATIONS)}")
+        self._check_action_space(self.action_space)
+        num_inputs = int(np.prod(self.observation_space.shape))
+        num_logits = logits_width(self.action_space)
+        self.free_log_std = isinstance(self.action_space, gym.spaces.Box) and bool(config.get("free_log_std", True))
+
+        self.trunk = _trunk(num_inputs, widths, ACTIVATIONS[name])
+        self.policy_head = _linear(widths[-1], num_logits // 2 if self.free_log_std else num_logits, gain=0.01)
+        self.log_std: nn.Parameter | None = None
+        if self.free_log_std:
+            self.log_std = nn.Parameter(torch.full((num_logits // 2,), float(config.get("log_std_init", 0.0))))
+        self.critic_trunk: nn.Module | None = None
+        if not config.get("vf_share_layers", True):
+            self.critic_trunk = _trunk(num_inputs, widths, ACTIVATIONS[name])
+        self.value_head = _linear(widths[-1], 1, gain=0.01)
+        self.action_dist_cls = distribution_class(self.action_space)
+
+    @staticmethod
+    def _check_action_space(space: gym.Space) -> None:
+        logits_width(space)
+
+    @override(InferenceOnlyAPI)
+    def get_non_inference_attributes(self) -> list[str]:
+        return ["value_head"] + (["critic_trunk"] if self.critic_trunk is not None else [])
+
+    # TorchRLModule switches to eval mode and back around each forward of sampling, which takes as long as the forward
+    # of a small network. Nothing here depends on the mode: no dropout, no batch statistics.
+    @override(TorchRLModule)
+    def forward_inference(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        return self._forward_inference(batch, **kwargs)
+
+    @override(TorchRLModule)
+    def forward_exploration(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        return self._forward_exploration(batch, **kwargs)
+
+    @override(TorchRLModule)
+    def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        return {Columns.ACTION_DIST_INPUTS: self._logits(self.trunk(_flat(batch[Columns.OBS])))}
+
+    @override(TorchRLModule)
+    def _forward_train(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        features = self.trunk(_flat(batch[Columns.OBS]))
+        outputs = {Columns.ACTION_DIST_INPUTS: self._logits(features), ENCODER_FEATURES: features}
+        if self.critic_trunk is None:
+            outputs[Columns.EMBEDDINGS] = features
+        return outputs
+
+    @override(ValueFunctionAPI)
+    def compute_values(self, batch: dict[str, Any], embeddings: torch.Tensor | None = None) -> torch.Tensor:
+        """Values [B] of the observations in `batch`, from `embeddings` [B, D] of the shared trunk where given."""
+        if self.critic_trunk is not None:
+            embeddings = self.critic_trunk(_flat(batch[Columns.OBS]))
+        elif embeddings is None:
+            embeddings = self.trunk(_flat(batch[Columns.OBS]))
+        return self.value_head(embeddings).squeeze(-1)
+
+    def _logits(self, features: torch.Tensor) -> torch.Tensor:
+        outputs = self.policy_head(features)
+        if self.log_std is None:
+            return outputs
+        return torch.cat([outputs, self.log_std.expand_as(outputs)], dim=-1)
+
+
+def _flat(obs: torch.Tensor) -> torch.Tensor:
+    return obs if obs.ndim == 2 else obs.flatten(start_dim=1)
+
+
+def _trunk(num_inputs: int, widths: list[int], activation: type[nn.Module]) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for width in widths:
+        layers += [_linear(num_inputs, width, gain=math.sqrt(2.0)), activation()]
+        num_inputs = width
+    return nn.Sequential(*layers)
+
+
+def _linear(num_inputs: int, num_outputs: int, gain: float) -> nn.Linear:
+    layer = nn.Linear(num_inputs, num_outputs)
+    nn.init.orthogonal_(layer.weight, gain)
+    nn.init.zeros_(layer.bias)
+    return layer

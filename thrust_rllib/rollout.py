@@ -1,0 +1,127 @@
+"""The arrays of one rollout, filled step by step in the fast door and handed over as a `JointBatch`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from thrust_rllib.acting import Acted
+from thrust_rllib.joint_batch import JointBatch, ModuleStreams
+from thrust_rllib.module_agents import ModuleAgents
+
+
+class RolloutRecorder:
+    """Collects T steps of E environments.
+
+    Args:
+        modules: the agents of each module.
+        num_steps: T.
+        num_envs: E.
+    """
+
+    def __init__(self, modules: list[ModuleAgents], num_steps: int, num_envs: int) -> None:
+        self.modules = modules
+        self.num_steps = num_steps
+        self.num_envs = num_envs
+        self._arrays: list[dict[str, np.ndarray]] = [{} for _ in modules]
+        num_agents = sum(len(m) for m in modules)
+        shape = (num_steps, num_agents, num_envs)
+        self.rewards = np.empty(shape, np.float32)
+        self._present = np.empty(shape, bool)
+        self._terminated = np.empty(shape, bool)
+        self._truncated = np.empty(shape, bool)
+        self._episode_start = np.empty((num_steps, num_envs), bool)
+        self._extras: dict[str, np.ndarray] = {}
+        self._bootstrap_rows: list[np.ndarray] = []
+        self._bootstrap_obs: list[list[np.ndarray]] = [[] for _ in modules]
+
+    def record_acted(
+        self, t: int, encoded: list[np.ndarray] | None, masks: list[np.ndarray | None], acted: list[Acted]
+    ) -> None:
+        """Stores what each module saw and did at step t.
+
+        Args:
+            t: the step.
+            encoded: per module the observations before normalisation, [n, E, …]; None where there is none.
+            masks: per module bool [n, E, A] or None.
+            acted: per module input, logits and actions.
+        """
+        for index, done in enumerate(acted):
+            self._store(index, t, "obs", done.obs)
+            self._store(index, t, "logits", done.logits)
+            self._store(index, t, "actions", done.actions)
+            if encoded is not None:
+                self._store(index, t, "encoded", encoded[index])
+            if (mask := masks[index]) is not None:
+                self._store(index, t, "action_mask", mask)
+
+    def _store(self, index: int, t: int, name: str, value: np.ndarray) -> None:
+        arrays = self._arrays[index]
+        if name not in arrays:
+            arrays[name] = np.empty((self.num_steps, *value.shape), value.dtype)
+        arrays[name][t] = value
+
+    def record_step(
+        self,
+        t: int,
+        rewards: np.ndarray,
+        present: np.ndarray | bool,
+        terminated: np.ndarray,
+        truncated: np.ndarray,
+        episode_start: np.ndarray,
+        extras: Mapping[str, np.ndarray],
+    ) -> None:
+        """Stores what the environment answered at step t: [N, E] arrays in the environment's agent order."""
+        self.rewards[t], self._present[t] = rewards, present
+        self._terminated[t], self._truncated[t] = terminated, truncated
+        self._episode_start[t] = episode_start
+        for name, value in extras.items():
+            value = np.asarray(value)
+            if name not in self._extras:
+                self._extras[name] = np.zeros((self.num_steps, *value.shape), value.dtype)
+            self._extras[name][t] = value
+
+    def record_bootstrap(self, t: int, envs: np.ndarray, obs: list[np.ndarray]) -> None:
+        """Stores what follows step t in the environments `envs` [k]: per module [n, k, …]."""
+        self._bootstrap_rows.append(t * self.num_envs + envs)
+        for stored, value in zip(self._bootstrap_obs, obs, strict=True):
+            stored.append(value)
+
+    def array(self, index: int, name: str) -> np.ndarray:
+        """The array [T, n, E, …] that `record_acted` filled under `name`."""
+        return self._arrays[index][name]
+
+    def bootstrap(self, index: int) -> np.ndarray:
+        """The bootstrap observations [n, K, …] of one module."""
+        parts = self._bootstrap_obs[index]
+        if not parts:
+            encoded = self._arrays[index]["obs"]
+            return np.empty((encoded.shape[1], 0, *encoded.shape[3:]), encoded.dtype)
+        return np.concatenate(parts, axis=1)
+
+    def finish(self, action_logp: list[np.ndarray]) -> JointBatch:
+        """The batch; `action_logp` holds [T, n, E] per module."""
+        rows = self._bootstrap_rows
+        streams = {}
+        for index, module in enumerate(self.modules):
+            arrays, where = self._arrays[index], module.positions
+            streams[module.module_id] = ModuleStreams(
+                agents=module.agents,
+                obs=arrays["obs"],
+                actions=arrays["actions"],
+                action_logp=action_logp[index],
+                rewards=self.rewards[:, where],
+                present=self._present[:, where],
+                terminated=self._terminated[:, where],
+                truncated=self._truncated[:, where] & ~self._terminated[:, where],
+                bootstrap_obs=self.bootstrap(index),
+                action_mask=arrays.get("action_mask"),
+            )
+        return JointBatch(
+            modules=streams,
+            bootstrap_rows=np.concatenate(rows) if rows else np.empty(0, np.int64),
+            episode_start=self._episode_start,
+            valid=np.ones((self.num_steps, self.num_envs), bool),
+            extras=self._extras,
+        ).check()
