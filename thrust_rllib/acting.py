@@ -80,7 +80,7 @@ class TeamActor:
                     Acted(
                         obs=obs,
                         logits=logits.cpu().numpy().reshape(*leading, -1),
-                        actions=actions.cpu().numpy().reshape(*leading, *agents.action_space.shape),
+                        actions=actions.cpu().numpy().reshape(*leading, *agents.action_shape),
                     )
                 )
         return acted
@@ -91,7 +91,7 @@ class TeamActor:
         distribution = self._distribution_class(agents, explore=True).from_logits(
             torch.from_numpy(logits.reshape(-1, logits.shape[-1]))
         )
-        flat_actions = torch.from_numpy(actions.reshape(-1, *agents.action_space.shape))
+        flat_actions = torch.from_numpy(actions.reshape(-1, *agents.action_shape))
         return distribution.logp(flat_actions).reshape(leading).numpy()
 
     def _logits(

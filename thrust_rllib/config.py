@@ -43,7 +43,9 @@ SECTIONS = (
 
 @checks_keywords(SECTIONS)
 class JointPPOConfig(PPOConfig):
-    """Configures `JointPPO`. RLlib's options keep their names and meaning; these are new:
+    """Configures `JointPPO`.
+
+    RLlib's options keep their names and meaning; these are new:
 
     | `.training(…)`              | default    | meaning                                                              |
     |-----------------------------|------------|----------------------------------------------------------------------|
@@ -210,9 +212,9 @@ class JointPPOConfig(PPOConfig):
         reasons = what_needs_episodes(self)
         if self.sampling == "episodes" or reasons:
             raise ValueError(
-                f"{'; '.join(reasons) or 'sampling=' + repr(self.sampling)}: this needs sampling by episodes, which this "
-                "version does not have. Sampling by arrays serves environments whose agents all act at the same time, "
-                "with the connectors and the env runner of this package and callbacks other than on_episode_*."
+                f"{'; '.join(reasons) or 'sampling=' + repr(self.sampling)}: this needs sampling by episodes, which "
+                "this version does not have. Sampling by arrays serves environments whose agents all act at the same "
+                "time, with the connectors and the env runner of this package and callbacks other than on_episode_*."
             )
         self.env_runner_cls = JointEnvRunner
         logger.info("sampling by arrays (JointEnvRunner): nothing in the configuration needs episodes")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from numbers import Number
 from typing import TYPE_CHECKING, Any
 
 from ray.rllib.callbacks.callbacks import RLlibCallback
@@ -62,7 +61,7 @@ def check_settings(config: JointPPOConfig) -> None:
             raise ValueError(f"{name}={value!r} is not served: {why}. Set {name}={served!r}.")
     if config.num_learners > 1:
         raise ValueError(
-            f"num_learners={config.num_learners}: this version trains with one learner. Set num_learners=0 (in the main "
+            f"num_learners={config.num_learners}: this version trains with one learner. Set num_learners=0 (in this "
             "process) or 1 (in its own)."
         )
     if not config.in_evaluation and config.batch_mode != "truncate_episodes":
@@ -93,7 +92,7 @@ def _check_numbers(config: JointPPOConfig) -> None:
         raise ValueError(f"max_minibatches_per_epoch={limit!r}; needed: None, or a whole number ≥ 0 (0 counts as 1)")
     for name in ("value_clip_range", "vf_clip_param", "clip_param"):
         value = getattr(config, name)
-        if not isinstance(value, Number) or not value > 0:
+        if not isinstance(value, (int, float)) or not value > 0:
             raise ValueError(f"{name}={value!r}; needed: a number > 0" + ("" if name == "clip_param" else ", or inf"))
     for name in ("gamma", "lambda_"):
         value = getattr(config, name)
@@ -107,8 +106,8 @@ def _check_numbers(config: JointPPOConfig) -> None:
 
 def _check_schedule(name: str, value: Any) -> None:
     Scheduler.validate(fixed_value_or_schedule=value, setting_name=name, description=name)
-    numbers = [value] if isinstance(value, Number) else [v for _, v in value]
-    if not all(isinstance(v, Number) and math.isfinite(v) for v in numbers):
+    numbers = [value] if isinstance(value, (int, float)) else [v for _, v in value]
+    if not all(isinstance(v, (int, float)) and math.isfinite(v) for v in numbers):
         raise ValueError(f"{name}={value!r}; needed: finite numbers")
 
 
@@ -116,8 +115,8 @@ def _check_couplings(config: JointPPOConfig) -> None:
     for name, loss in config.cross_agent_losses.items():
         if not callable(loss):
             raise ValueError(
-                f"cross_agent_losses[{name!r}] is {loss!r}; needed: a CrossAgentLoss, or a function of (features, logits, "
-                "actions, present) that returns a scalar tensor"
+                f"cross_agent_losses[{name!r}] is {loss!r}; needed: a CrossAgentLoss, or a function of (features, "
+                "logits, actions, present) that returns a scalar tensor"
             )
         if isinstance(loss, type):
             raise ValueError(

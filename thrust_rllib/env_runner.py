@@ -290,8 +290,8 @@ class JointEnvRunner(MultiAgentEnvRunner):
             return self.env.step_joint(actions)
         except Exception as error:
             raise RuntimeError(
-                f"environment {self.config.env!r} failed in step {t} of this rollout (runner {self.worker_index or 0}): "
-                f"{type(error).__name__}: {error}"
+                f"environment {self.config.env!r} failed in step {t} of this rollout "
+                f"(runner {self.worker_index or 0}): {type(error).__name__}: {error}"
             ) from error
 
     # --- checks ---------------------------------------------------------------------------------------------------
@@ -313,8 +313,8 @@ class JointEnvRunner(MultiAgentEnvRunner):
             *step, agent, e = (int(i) for i in bad[0])
             raise ValueError(
                 f"environment {self.config.env!r} paid agent {list(self.module_of)[agent]!r} the reward "
-                f"{rewards[tuple(bad[0])]} in environment index {e}, step {t + sum(step)} of this rollout; rewards must "
-                "be finite numbers"
+                f"{rewards[tuple(bad[0])]} in environment index {e}, step {t + sum(step)} of this rollout; rewards "
+                "must be finite numbers"
             )
 
     def _raise_observation(self, agent: AgentID, e: int, t: int, problem: str) -> None:

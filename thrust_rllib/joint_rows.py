@@ -98,7 +98,9 @@ def joint_rows(
     standardize_rollout: bool,
     device: torch.device | str,
 ) -> JointRows:
-    """From batches to joint rows, in the order in which it happens:
+    """Turns batches into joint rows.
+
+    In this order:
 
     1. values of all observations and of what follows truncated and last rows, one forward per module;
     2. advantages and value targets per batch, along time, in the units of the rewards;
@@ -188,8 +190,8 @@ def _values(
     if not torch.isfinite(values).all():
         raise ValueError(
             f"module {module_id!r} gives values that are not finite ({int((~torch.isfinite(values)).sum())} of "
-            f"{values.numel()}); its weights or its observations have diverged. Lower lr or critic_lr, or normalise the "
-            "observations with .env_runners(normalize_observations=True)."
+            f"{values.numel()}); its weights or its observations have diverged. Lower lr or critic_lr, or normalise "
+            "the observations with .env_runners(normalize_observations=True)."
         )
     chunks = values.split([len(f) for f in flat])
     result = []

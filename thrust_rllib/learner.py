@@ -274,7 +274,7 @@ class JointPPOLearner(TorchLearner):
         return passes
 
     def _objectives(self, losses: JointLosses) -> list[Tensor]:
-        """What each pass minimises: everything, or (with `critic_lr`) the actors with the couplings, and the critics."""
+        """What each pass minimises: everything, or with `critic_lr` the actors and couplings, then the critics."""
         actor, critic = losses.actor.sum() + losses.coupling, losses.critic.sum()
         return [actor + critic] if self.config.critic_lr is None else [actor, critic]
 

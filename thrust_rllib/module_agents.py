@@ -64,6 +64,7 @@ class ModuleAgents:
         self.module_id = module_id
         self.agents = tuple(agents)
         self.action_space = action_spaces[first]
+        self.action_shape = tuple(self.action_space.shape or ())
         self.stacked = stacked
         positions = [all_agents.index(agent) for agent in agents]
         contiguous = positions == list(range(positions[0], positions[0] + len(positions)))
@@ -82,7 +83,7 @@ class ModuleAgents:
         """The action masks [n, E, A] inside the observations, or None."""
         if not self.encoder.masked:
             return None
-        return np.stack([self.encoder.mask(observations[agent]) for agent in self.agents])
+        return np.stack([self.encoder.action_mask(observations[agent]) for agent in self.agents])
 
 
 def agents_of_modules(

@@ -43,14 +43,15 @@ class OptimizerPass:
         self._grads: dict[ModuleID, list[Tensor | None]] = {}
 
     def compute_gradients(self, objective: Tensor, retain_graph: bool) -> None:
-        """Gradients of `objective` for the parameters of all trained modules; a parameter outside its graph has none."""
+        """Gradients of `objective` for all trained modules' parameters; one outside its graph has none."""
+        flat: tuple[Tensor | None, ...]
         if self._all_params and objective.requires_grad:
-            flat = list(torch.autograd.grad(objective, self._all_params, retain_graph=retain_graph, allow_unused=True))
+            flat = torch.autograd.grad(objective, self._all_params, retain_graph=retain_graph, allow_unused=True)
         else:
-            flat = [None] * len(self._all_params)
+            flat = (None,) * len(self._all_params)
         self._grads, start = {}, 0
         for module_id, params in self._params.items():
-            self._grads[module_id] = flat[start : start + len(params)]
+            self._grads[module_id] = list(flat[start : start + len(params)])
             start += len(params)
 
     def clip(self) -> Tensor:

@@ -66,8 +66,8 @@ def team_table(team: Team, agents: Sequence[AgentID]) -> dict[AgentID, ModuleID]
         return dict.fromkeys(agents, SHARED_MODULE)
     if isinstance(team, str):
         raise ValueError(
-            f"policies={team!r} is unknown{nearest(team, ['per_agent', 'shared'])} Needed: 'per_agent', 'shared', a dict "
-            "{group: [agents]}, or RLlib's policies with policy_mapping_fn."
+            f"policies={team!r} is unknown{nearest(team, ['per_agent', 'shared'])} Needed: 'per_agent', 'shared', "
+            "a dict {group: [agents]}, or RLlib's policies with policy_mapping_fn."
         )
     table: dict[AgentID, ModuleID] = {}
     for group, members in team.items():
@@ -100,8 +100,8 @@ def mapped_table(
             module_id = mapping(agent, None)
         except Exception as error:
             raise ValueError(
-                f"policy_mapping_fn({agent!r}, None) failed with {type(error).__name__}: {error}. Arrays need one module "
-                "per agent for the whole run: let the function decide by the agent id alone."
+                f"policy_mapping_fn({agent!r}, None) failed with {type(error).__name__}: {error}. Arrays need one "
+                "module per agent for the whole run: let the function decide by the agent id alone."
             ) from error
         if module_id not in policies:
             raise ValueError(

@@ -49,7 +49,7 @@ class ObservationEncoder:
 
     def __init__(self, space: gym.Space) -> None:
         self.masked = has_action_mask(space)
-        self.space = space["observation"] if self.masked else space
+        self.space: gym.Space = space["observation"] if isinstance(space, gym.spaces.Dict) and self.masked else space
         low, high = _encoded_bounds(self.space)
         self.encoded_space = gym.spaces.Box(low, high, dtype=np.float32)
         # Comparing with infinite bounds costs a pass over the data and can only ever find a NaN.
@@ -59,9 +59,9 @@ class ObservationEncoder:
         """[…, *space] (or a dict or tuple of arrays) to float32 […, *encoded_space.shape]."""
         return _encode(self.space, raw["observation"] if self.masked else raw)
 
-    def mask(self, raw: Any) -> np.ndarray | None:
-        """Bool […, A] for a masked space, else None."""
-        return np.asarray(raw["action_mask"], dtype=bool) if self.masked else None
+    def action_mask(self, raw: Any) -> np.ndarray:
+        """The mask, bool […, A]; only for a masked space."""
+        return np.asarray(raw["action_mask"], dtype=bool)
 
     def first_violation(self, encoded: np.ndarray, check_bounds: bool = True) -> tuple[tuple[int, ...], str] | None:
         """Where the first observation lies that is not finite or not in the space: (leading index, what is wrong).
@@ -131,6 +131,7 @@ def _encode(space: gym.Space, raw: Any) -> np.ndarray:
         return np.concatenate(
             [_one_hot(array[..., i], int(k), space) for i, k in enumerate(space.nvec.ravel())], axis=-1
         )
+    assert isinstance(space, (gym.spaces.Dict, gym.spaces.Tuple))
     keys = space.spaces.keys() if isinstance(space, gym.spaces.Dict) else range(len(space.spaces))
     parts = []
     for key, component in zip(keys, _components(space), strict=True):

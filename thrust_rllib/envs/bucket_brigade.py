@@ -170,7 +170,7 @@ class BucketBrigade(VectorJointEnv):
 
     def _restart(self, envs: np.ndarray) -> None:
         self._houses[envs] = np.where(self._streams.take(1, envs)[:, 0] < self.scenario.rho, BURNING, SAFE)
-        pass
+        self._previous_houses[envs] = SAFE
         self._last_actions[:, envs] = 0
         self._night[envs] = 0
 

@@ -25,7 +25,7 @@ MASKED_LOGIT = -1e30  # finite: 0 · MASKED_LOGIT is 0, where 0 · −inf would 
 
 
 def mask_logits(logits: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """Logits […, A] with the entries that `mask` […, A] (bool, true = allowed) forbids set to a large negative number."""
+    """Logits […, A]; where `mask` […, A] (bool, true = allowed) is false, a large negative number."""
     return logits if mask is None else logits.masked_fill(~mask, MASKED_LOGIT)
 
 
@@ -95,7 +95,7 @@ class FactorizedCategorical(Distribution):
         """Joint entropy […]: the sum over heads, in nats."""
         return -(self.log_probs.exp() * self.log_probs).sum((-2, -1))
 
-    def kl(self, other: FactorizedCategorical) -> torch.Tensor:  # type: ignore[override]
+    def kl(self, other: FactorizedCategorical) -> torch.Tensor:
         """KL(self ‖ other) […], summed over heads."""
         return (self.log_probs.exp() * (self.log_probs - other.log_probs)).sum((-2, -1))
 
@@ -146,7 +146,7 @@ class DiagonalGaussian(Distribution):
         """Differential entropy […], in nats."""
         return self.log_std.sum(-1) + 0.5 * self.loc.shape[-1] * (1.0 + math.log(2 * math.pi))
 
-    def kl(self, other: DiagonalGaussian) -> torch.Tensor:  # type: ignore[override]
+    def kl(self, other: DiagonalGaussian) -> torch.Tensor:
         """KL(self ‖ other) […]."""
         ratio = torch.exp(2.0 * (self.log_std - other.log_std))
         shift = ((self.loc - other.loc) * torch.exp(-other.log_std)).square()
@@ -196,8 +196,10 @@ def distribution_class(space: gym.Space) -> Any:
         ValueError: as `logits_width`.
     """
     logits_width(space)
-    if isinstance(space, gym.spaces.Box):
+    if isinstance(space, gym.spaces.Discrete):
+        heads = {"layout": HeadLayout([int(space.n)]), "scalar": True}
+    elif isinstance(space, gym.spaces.MultiDiscrete):
+        heads = {"layout": HeadLayout(space.nvec.tolist()), "scalar": False}
+    else:
         return DiagonalGaussian
-    scalar = isinstance(space, gym.spaces.Discrete)
-    sizes = [int(space.n)] if scalar else [int(k) for k in space.nvec]
-    return type("FactorizedCategorical", (FactorizedCategorical,), {"layout": HeadLayout(sizes), "scalar": scalar})
+    return type("FactorizedCategorical", (FactorizedCategorical,), heads)
