@@ -250,7 +250,8 @@ class ReferenceModule:
             "trunk_0.weight" [H, obs], "trunk_0.bias" [H], "trunk_1.weight" [D, H], "trunk_1.bias" [D],
             "policy.weight" [A, D], "policy.bias" [A], "value.weight" [1, D], "value.bias" [1].
         action: "discrete" (A logits, actions [M] or [M, 1]), "multi_discrete" (sum(nvec) logits, actions
-            [M, K]) or "gaussian" (A = 2K numbers: K means, then K log stds; actions [M, K]).
+            [M, K]), "gaussian" (A = 2K numbers: K means, then K log stds; actions [M, K]) or "gaussian_free"
+            (A = K means; the parameter "log_std" [K] is the same for all rows).
         nvec: number of choices of each dimension, for "multi_discrete".
     """
 
@@ -271,6 +272,7 @@ class ReferenceRollout:
         value_targets: [M].
         values_old: [M] values at sampling time.
         present: [M] bool; False rows count in no mean and in no pair of the coupling. None means all True.
+        action_mask: [M, A] bool, the logits that may be chosen; the others have probability 0. None means all.
     """
 
     obs: np.ndarray
@@ -280,6 +282,7 @@ class ReferenceRollout:
     value_targets: np.ndarray
     values_old: np.ndarray
     present: np.ndarray | None = None
+    action_mask: np.ndarray | None = None
 
 
 @dataclass
@@ -291,6 +294,8 @@ class ReferenceSettings:
     step: actor = sum of (policy - entropy) + coupling, critic = sum of value terms; each clipped on its own,
     each with its own Adam, actor step first.
     `frozen`: ids of modules that do not move; their losses count, their features enter the coupling detached.
+    `standardize`: None, or which present rows of a minibatch share the mean and std of the advantages,
+    (A - mean) / (std + 1e-8): "minibatch" one agent's, "team" all agents'.
     """
 
     lr: float = 3e-4
@@ -306,6 +311,7 @@ class ReferenceSettings:
     frozen: frozenset[str] = frozenset()
     betas: tuple[float, float] = (0.9, 0.999)
     adam_eps: float = 1e-8
+    standardize: str | None = None
 
 
 @dataclass
@@ -337,6 +343,9 @@ class ReferenceTrainer:
         modules: {module_id: ReferenceModule}; copied; the current parameters are `self.parameters`.
         settings: ReferenceSettings.
         agents: {agent_id: module_id} in the agents' order; None means one module per agent, same ids.
+        per_module: {module_id: ReferenceSettings} for modules with rates, coefficients or limits of their own;
+            what concerns the team (coupling, frozen, standardize, whether there is a critic_lr) is read from
+            `settings`.
 
     A module's losses are one mean over the present rows of all its agents (0 where there are none: its Adam
     then steps with zero gradients); the joint loss is their sum over modules plus `redundancy_coeff` times
@@ -348,17 +357,20 @@ class ReferenceTrainer:
         modules: Mapping[str, ReferenceModule],
         settings: ReferenceSettings,
         agents: Mapping[str, str] | None = None,
+        per_module: Mapping[str, ReferenceSettings] | None = None,
     ) -> None:
         self.modules, self.settings = dict(modules), settings
+        self.per_module = {m: (per_module or {}).get(m, settings) for m in modules}
         self.agents = dict(agents) if agents is not None else {m: m for m in modules}
         self.parameters = {
             module_id: {name: np.array(p, dtype=np.float64) for name, p in module.parameters.items()}
             for module_id, module in modules.items()
         }
-        s = settings
-        self.optimizers = {m: ReferenceAdam(s.lr, s.betas, s.adam_eps) for m in modules}
+        self.optimizers = {m: ReferenceAdam(s.lr, s.betas, s.adam_eps) for m, s in self.per_module.items()}
         self.critic_optimizers = {
-            m: ReferenceAdam(s.critic_lr, s.betas, s.adam_eps) for m in modules if s.critic_lr is not None
+            m: ReferenceAdam(s.critic_lr, s.betas, s.adam_eps)
+            for m, s in self.per_module.items()
+            if s.critic_lr is not None
         }
 
     def update(
@@ -380,6 +392,7 @@ class ReferenceTrainer:
             (before clipping; 0 for frozen modules), "grads", "critic_grads" ({name: array}, before clipping).
         """
         s = self.settings
+        rows = np.asarray(rows)
         leaves = {
             m: {name: torch.tensor(p, dtype=torch.float64, requires_grad=True) for name, p in params.items()}
             for m, params in self.parameters.items()
@@ -387,19 +400,23 @@ class ReferenceTrainer:
         features: dict[str, torch.Tensor] = {}
         present: dict[str, torch.Tensor] = {}
         terms: dict[str, dict[str, list[torch.Tensor]]] = {m: {} for m in self.modules}
+        standardized = self._advantages(rollouts, rows)
         for agent_id, module_id in self.agents.items():
-            r = rollouts[agent_id]
+            r, s = rollouts[agent_id], self.per_module[module_id]
             mask = np.ones(len(r.obs), bool) if r.present is None else np.asarray(r.present)
             present[agent_id] = torch.tensor(mask[rows])
             # What stands at absent rows must not matter: zeros keep it finite.
             obs = torch.tensor(np.where(mask[rows][:, None], np.asarray(r.obs, dtype=np.float64)[rows], 0.0))
             features[agent_id], outputs, values = self._forward(leaves[module_id], obs)
             kept = rows[mask[rows]]
+            if r.action_mask is not None:
+                allowed = torch.tensor(np.asarray(r.action_mask)[rows])
+                outputs = torch.where(allowed, outputs, torch.full_like(outputs, -1e30))
             logp, entropy = self._distribution(module_id, outputs[present[agent_id]], np.asarray(r.actions)[kept])
-            logp_old, advantages, targets, values_old = (
-                torch.tensor(np.asarray(x, dtype=np.float64)[kept])
-                for x in (r.logp_old, r.advantages, r.value_targets, r.values_old)
+            logp_old, targets, values_old = (
+                torch.tensor(np.asarray(x, dtype=np.float64)[kept]) for x in (r.logp_old, r.value_targets, r.values_old)
             )
+            advantages = torch.tensor(standardized[agent_id])
             values = values[present[agent_id]]
             ratio = torch.exp(logp - logp_old)
             bounded = torch.clamp(ratio, 1 - s.clip_param, 1 + s.clip_param)
@@ -416,10 +433,12 @@ class ReferenceTrainer:
             }.items():
                 terms[module_id].setdefault(name, []).append(term)
         means = {m: {name: self._mean(torch.cat(parts)) for name, parts in named.items()} for m, named in terms.items()}
+        s = self.settings
         aux = s.redundancy_coeff * self._redundancy(features, present) if s.redundancy_coeff else None
-        actor = sum(x["policy_loss"] - s.entropy_coeff * x["entropy"] for x in means.values())
+        own = self.per_module
+        actor = sum(x["policy_loss"] - own[m].entropy_coeff * x["entropy"] for m, x in means.items())
         actor = actor if aux is None else actor + aux
-        critic = sum(s.vf_loss_coeff * x["value_loss"] for x in means.values())
+        critic = sum(own[m].vf_loss_coeff * x["value_loss"] for m, x in means.items())
         split = s.critic_lr is not None
         total = actor if split else actor + critic
 
@@ -444,9 +463,25 @@ class ReferenceTrainer:
         norms = dict.fromkeys(self.modules, 0.0)
         for module_id, named in grads.items():
             if module_id not in self.settings.frozen:
-                clipped, norms[module_id] = clip_by_global_norm(list(named.values()), self.settings.grad_clip)
+                limit = self.per_module[module_id].grad_clip
+                clipped, norms[module_id] = clip_by_global_norm(list(named.values()), limit)
                 optimizers[module_id].step(self.parameters[module_id], dict(zip(named, clipped, strict=True)))
         return norms
+
+    def _advantages(self, rollouts: Mapping[str, ReferenceRollout], rows: np.ndarray) -> dict[str, np.ndarray]:
+        """Advantages of each agent's present rows of the minibatch, standardised if the settings say so."""
+        kept = {}
+        for agent_id in self.agents:
+            r = rollouts[agent_id]
+            mine = rows if r.present is None else rows[np.asarray(r.present)[rows]]
+            kept[agent_id] = np.asarray(r.advantages, dtype=np.float64)[mine]
+        if self.settings.standardize == "minibatch":
+            return {agent_id: standardize(a, floor="add") for agent_id, a in kept.items()}
+        if self.settings.standardize == "team":
+            together = standardize(np.concatenate(list(kept.values())), floor="add")
+            ends = np.cumsum([len(a) for a in kept.values()])[:-1]
+            return dict(zip(kept, np.split(together, ends), strict=True))
+        return kept
 
     @staticmethod
     def _forward(p: Mapping[str, torch.Tensor], obs: torch.Tensor):
@@ -454,13 +489,15 @@ class ReferenceTrainer:
         hidden = torch.tanh(obs @ p["trunk_0.weight"].T + p["trunk_0.bias"])
         features = torch.tanh(hidden @ p["trunk_1.weight"].T + p["trunk_1.bias"])
         outputs = features @ p["policy.weight"].T + p["policy.bias"]
+        if "log_std" in p:
+            outputs = torch.cat([outputs, p["log_std"].expand_as(outputs)], dim=1)
         return features, outputs, (features @ p["value.weight"].T + p["value.bias"])[:, 0]
 
     def _distribution(self, module_id: str, outputs: torch.Tensor, actions: np.ndarray):
         """(log-probability [B], entropy [B]), both summed over action dimensions."""
         module = self.modules[module_id]
         B = outputs.shape[0]
-        if module.action == "gaussian":
+        if module.action in ("gaussian", "gaussian_free"):
             mean, log_std = outputs.chunk(2, dim=1)
             x = torch.tensor(np.asarray(actions, dtype=np.float64)).reshape(B, -1)
             constant = 0.5 * math.log(2 * math.pi)

@@ -228,11 +228,10 @@ class JointPPOConfig(PPOConfig):
             agents = list(env.possible_agents)
             if self.team is not None:
                 table = team_table(self.team, agents)
-                super().multi_agent(
-                    policies={*table.values()} if not self._is_frozen else self.policies,
-                    policy_mapping_fn=AgentToModule(table),
-                )
+                super().multi_agent(policies=sorted(set(table.values())), policy_mapping_fn=AgentToModule(table))
             else:
+                # A set of ids has another order in each process, and with it every module another first weight.
+                self.policies = dict(sorted(self.policies.items()))
                 table = mapped_table(self.policy_mapping_fn, agents, self.policies)
             agents_of_modules(env, table, self.normalize_actions, self.clip_actions)
             check_team(self, table)

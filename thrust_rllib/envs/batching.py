@@ -197,7 +197,7 @@ def split_actions(
     """
     if stacked:
         space = action_spaces[agents[0]]
-        batch = np.array(actions)
+        batch = np.asarray(actions)
         if batch.shape != (len(agents), num_envs, *(space.shape or ())):
             raise ValueError(
                 f"actions have shape {batch.shape}; needed: [agents, environments, ...] = "

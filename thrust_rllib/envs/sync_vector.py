@@ -136,7 +136,7 @@ class SyncVectorJointEnv(VectorJointEnv):
                 if final_observations is None:
                     final_observations, final_arrays = self._batch.zeros()
                 for array, final in zip(arrays, final_arrays, strict=True):
-                    pass
+                    final[row] = array[row]
                 self._steps[row] = 0
                 self._reset_one(row, None, arrays)
 
