@@ -59,9 +59,7 @@ def kind_of_class(thing: type) -> str:
         return "joint"
     if _is(thing, "pettingzoo.utils.env", "AECEnv"):
         raise TypeError(_turn_based(thing.__name__))
-    raise TypeError(
-        f"env is the class {thing.__name__}, which is no known environment; needed: {ACCEPTED}. {_TO_DO}"
-    )
+    raise TypeError(f"env is the class {thing.__name__}, which is no known environment; needed: {ACCEPTED}. {_TO_DO}")
 
 
 def _turn_based(name: str) -> str:
@@ -125,9 +123,7 @@ def call(
     except (TypeError, ValueError):  # builtins without a signature
         return target(**config)
     required = [
-        p.name
-        for p in parameters.values()
-        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+        p.name for p in parameters.values() if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
     ]
     if len(required) == 1 and required[0] in _CONFIG_NAMES and required[0] not in config:
         return target(config)
@@ -135,15 +131,11 @@ def call(
     is_joint = isinstance(target, type) and issubclass(target, JointEnv)
     if "num_envs" in parameters and not is_joint:
         if "num_envs" in config:
-            raise ValueError(
-                f"env_config of {name!r} has num_envs; it is set by num_envs_per_env_runner, leave it out"
-            )
+            raise ValueError(f"env_config of {name!r} has num_envs; it is set by num_envs_per_env_runner, leave it out")
         extra["num_envs"] = num_envs
         parameters.pop("num_envs")
     if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        accepted = [
-            p.name for p in parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.POSITIONAL_ONLY)
-        ]
+        accepted = [p.name for p in parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.POSITIONAL_ONLY)]
         for key in config:
             if key not in accepted:
                 raise ValueError(

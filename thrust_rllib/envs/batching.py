@@ -17,14 +17,10 @@ from thrust_rllib.envs.joint_env import GENERAL_DOOR, AgentID
 from thrust_rllib.envs.spaces import map_space
 
 
-def check_agents(
-    given: Any, agents: Sequence[AgentID], what: str, where: str, optional: Sequence[bool] = ()
-) -> None:
+def check_agents(given: Any, agents: Sequence[AgentID], what: str, where: str, optional: Sequence[bool] = ()) -> None:
     """Raises unless `given` is a mapping with exactly the keys `agents`; those marked `optional` may miss."""
     if not isinstance(given, Mapping):
-        raise TypeError(
-            f"{where}: {what} are a {type(given).__name__}; return a dict with one entry per agent"
-        )
+        raise TypeError(f"{where}: {what} are a {type(given).__name__}; return a dict with one entry per agent")
     unknown = [key for key in given if key not in agents]
     if unknown:
         hint = ' ("__all__" is RLlib\'s key: leave it out, the episode is over when every agent ended)'
@@ -197,7 +193,7 @@ def split_actions(
     """
     if stacked:
         space = action_spaces[agents[0]]
-        batch = np.asarray(actions)
+        batch = np.array(actions)
         if batch.shape != (len(agents), num_envs, *(space.shape or ())):
             raise ValueError(
                 f"actions have shape {batch.shape}; needed: [agents, environments, ...] = "
@@ -207,9 +203,7 @@ def split_actions(
     else:
         if not isinstance(actions, Mapping) or any(agent not in actions for agent in agents):
             got = list(actions) if isinstance(actions, Mapping) else type(actions).__name__
-            raise ValueError(
-                f"actions are {got}; needed: a dict of arrays [E, ...] for each of {list(agents)}"
-            )
+            raise ValueError(f"actions are {got}; needed: a dict of arrays [E, ...] for each of {list(agents)}")
         columns = [_rows(action_spaces[agent], actions[agent], agent, num_envs) for agent in agents]
     return [dict(zip(agents, row, strict=True)) for row in zip(*columns, strict=True)]
 

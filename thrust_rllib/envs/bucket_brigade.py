@@ -80,9 +80,7 @@ class BucketBrigade(VectorJointEnv):
         min_nights: int | None = None,
     ) -> None:
         if scenario not in SCENARIOS:
-            raise ValueError(
-                f"unknown scenario {scenario!r}{nearest(scenario, SCENARIOS)} There are {list(SCENARIOS)}"
-            )
+            raise ValueError(f"unknown scenario {scenario!r}{nearest(scenario, SCENARIOS)} There are {list(SCENARIOS)}")
         given: dict[str, Any] = dict(
             kappa=kappa, rho=rho, team_reward=team_reward, team_penalty=team_penalty, own_saved=own_saved,
             own_ruined=own_ruined, work_cost=work_cost, min_nights=min_nights,

@@ -92,9 +92,7 @@ class ScriptedRewards(FixedLengthEnv):
     ) -> None:
         self.rewards = np.array(rewards, dtype=np.float64)
         space = spaces.Box(0, 1, (len(self.rewards) + 1,))
-        super().__init__(
-            num_envs, agents, space, spaces.Discrete(2), episode_length=len(self.rewards), ends=ends
-        )
+        super().__init__(num_envs, agents, space, spaces.Discrete(2), episode_length=len(self.rewards), ends=ends)
 
     def _observe(self, envs: np.ndarray) -> Any:
         steps = np.eye(self.episode_length + 1, dtype=np.float32)[self.step_count[envs]]
@@ -107,9 +105,7 @@ class ScriptedRewards(FixedLengthEnv):
 class Identity(FixedLengthEnv):
     """Agent i sees the one-hot of i and is paid 1 for action i."""
 
-    def __init__(
-        self, num_envs: int = 1, agents: Agents = 4, episode_length: int = 8, ends: Any = "truncated"
-    ) -> None:
+    def __init__(self, num_envs: int = 1, agents: Agents = 4, episode_length: int = 8, ends: Any = "truncated") -> None:
         count = agents if isinstance(agents, int) else len(agents)
         super().__init__(
             num_envs, agents, spaces.Box(0, 1, (count,)), spaces.Discrete(count),
@@ -129,9 +125,7 @@ class Alignment(FixedLengthEnv):
     The episode counter starts again when a seed is given.
     """
 
-    def __init__(
-        self, num_envs: int = 1, agents: Agents = 3, episode_length: int = 7, ends: Any = "truncated"
-    ) -> None:
+    def __init__(self, num_envs: int = 1, agents: Agents = 3, episode_length: int = 7, ends: Any = "truncated") -> None:
         super().__init__(
             num_envs,
             agents,

@@ -89,9 +89,7 @@ class MultiDiscreteActions(_Random):
         self, num_envs: int = 1, agents: Agents = 4, nvec: Sequence[int] = (3, 2), episode_length: int = 10
     ) -> None:
         action_space = spaces.MultiDiscrete(list(nvec))
-        super().__init__(
-            num_envs, agents, spaces.Box(0, 1, (4,)), action_space, episode_length=episode_length
-        )
+        super().__init__(num_envs, agents, spaces.Box(0, 1, (4,)), action_space, episode_length=episode_length)
 
 
 class MatchObservation(_Random):
@@ -123,9 +121,7 @@ class MatchObservation(_Random):
 class MatchTarget(_Random):
     """Each agent sees a point in [-1, 1]^size, and is paid minus the mean squared distance of its action."""
 
-    def __init__(
-        self, num_envs: int = 1, agents: Agents = 2, size: int = 1, episode_length: int = 16
-    ) -> None:
+    def __init__(self, num_envs: int = 1, agents: Agents = 2, size: int = 1, episode_length: int = 16) -> None:
         super().__init__(
             num_envs,
             agents,
@@ -201,9 +197,7 @@ class MaskedActions(_Random):
         space = spaces.Dict(
             {"observation": spaces.Box(0, 1, (3,)), "action_mask": spaces.Box(0, 1, (4,), dtype=np.int8)}
         )
-        super().__init__(
-            num_envs, agents, space, spaces.Discrete(4), episode_length=episode_length, ends=ends
-        )
+        super().__init__(num_envs, agents, space, spaces.Discrete(4), episode_length=episode_length, ends=ends)
 
     def _masks(self, envs: np.ndarray) -> np.ndarray:
         masks = np.ones((self.num_agents, len(envs), 4), dtype=np.int8)
@@ -213,8 +207,7 @@ class MaskedActions(_Random):
     def _observe(self, envs: np.ndarray) -> Any:
         masks, seen = self._masks(envs), self._uniforms[:, envs, :3].astype(np.float32)
         return {
-            agent: {"observation": seen[i], "action_mask": masks[i]}
-            for i, agent in enumerate(self.possible_agents)
+            agent: {"observation": seen[i], "action_mask": masks[i]} for i, agent in enumerate(self.possible_agents)
         }
 
     def _judge(self, actions: Any) -> np.ndarray:

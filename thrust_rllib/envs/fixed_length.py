@@ -54,9 +54,7 @@ class FixedLengthEnv(VectorJointEnv):
             if number < 1:
                 raise ValueError(f"{name} is {number}; needed: at least 1")
         self.num_envs = num_envs
-        self.possible_agents = (
-            [f"agent_{i}" for i in range(agents)] if isinstance(agents, int) else list(agents)
-        )
+        self.possible_agents = [f"agent_{i}" for i in range(agents)] if isinstance(agents, int) else list(agents)
         if not self.possible_agents:
             raise ValueError("there are no agents; give at least one")
         self.num_agents = len(self.possible_agents)
@@ -130,8 +128,7 @@ class FixedLengthEnv(VectorJointEnv):
         if self.stacked:
             return observations.copy()
         return {
-            agent: batch_copy(self.observation_spaces[agent], observations[agent])
-            for agent in self.possible_agents
+            agent: batch_copy(self.observation_spaces[agent], observations[agent]) for agent in self.possible_agents
         }
 
     def _put_rows(self, target: Any, envs: np.ndarray, rows: Any) -> None:

@@ -35,9 +35,7 @@ class GymnasiumJointEnv(JointEnv):
         elif not isinstance(env, gym.Env):
             env = env(**env_config)
         elif env_config:
-            raise TypeError(
-                f"GymnasiumJointEnv got an environment and settings for one, {sorted(env_config)}"
-            )
+            raise TypeError(f"GymnasiumJointEnv got an environment and settings for one, {sorted(env_config)}")
         if not isinstance(env, gym.Env):
             raise TypeError(f"GymnasiumJointEnv got a {type(env).__name__}; needed: a gymnasium.Env")
         self.env = env
@@ -89,9 +87,7 @@ class GymnasiumVectorJointEnv(VectorJointEnv):
 
     stacked = True
 
-    def __init__(
-        self, env_id: str, num_envs: int = 1, *, vectorization_mode: str = "sync", **env_config: Any
-    ) -> None:
+    def __init__(self, env_id: str, num_envs: int = 1, *, vectorization_mode: str = "sync", **env_config: Any) -> None:
         self.num_envs = num_envs
         self.env = gym.make_vec(
             env_id,
@@ -113,9 +109,7 @@ class GymnasiumVectorJointEnv(VectorJointEnv):
 
     def reset_joint(self, seeds: Sequence[int | None] | None = None) -> np.ndarray:
         """See `VectorJointEnv.reset_joint`."""
-        seed: Any = check_seeds(
-            seeds, self.num_envs
-        )  # a list of seeds, which the type of VectorEnv leaves out
+        seed: Any = check_seeds(seeds, self.num_envs)  # a list of seeds, which the type of VectorEnv leaves out
         observations, _ = self.env.reset(seed=seed)
         return np.asarray(observations)[None]
 

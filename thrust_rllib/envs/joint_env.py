@@ -113,15 +113,11 @@ class _Spaces:
 
     def get_state(self) -> Any:
         """Everything that decides how the environment goes on, its random generators included."""
-        raise NotImplementedError(
-            f"{type(self).__name__} cannot be saved; override get_state() and set_state()"
-        )
+        raise NotImplementedError(f"{type(self).__name__} cannot be saved; override get_state() and set_state()")
 
     def set_state(self, state: Any) -> None:
         """Goes on from where `get_state` was called; changes nothing in `state`."""
-        raise NotImplementedError(
-            f"{type(self).__name__} cannot be restored; override get_state() and set_state()"
-        )
+        raise NotImplementedError(f"{type(self).__name__} cannot be restored; override get_state() and set_state()")
 
     @property
     def unwrapped(self) -> Any:
@@ -248,9 +244,7 @@ class VectorJointEnv(_Spaces, ABC):
         raise NotImplementedError(f"{type(self).__name__} cannot be rendered; override render()")
 
 
-def episode_over(
-    terminated: np.ndarray, truncated: np.ndarray, present: np.ndarray | None = None
-) -> np.ndarray:
+def episode_over(terminated: np.ndarray, truncated: np.ndarray, present: np.ndarray | None = None) -> np.ndarray:
     """Which environments are over: someone is present and everyone present is terminated or truncated.
 
     Args:
@@ -295,7 +289,5 @@ def check_seeds(seeds: Sequence[int | None] | None, num_envs: int) -> list[int |
         )
     checked = [None if seed is None else int(seed) for seed in seeds]
     if len(checked) != num_envs:
-        raise ValueError(
-            f"reset_joint got {len(checked)} seeds for {num_envs} environments; give one for each"
-        )
+        raise ValueError(f"reset_joint got {len(checked)} seeds for {num_envs} environments; give one for each")
     return checked

@@ -32,9 +32,7 @@ class MatrixGame(FixedLengthEnv):
     def __init__(self, num_envs: int = 1, payoff: Any = CLIMBING, episode_length: int = 25) -> None:
         self.payoff = np.array(payoff, dtype=np.float64)
         if self.payoff.ndim != 2 or self.payoff.shape[0] != self.payoff.shape[1]:
-            raise ValueError(
-                f"payoff has shape {self.payoff.shape}; needed: a square matrix, actions x actions"
-            )
+            raise ValueError(f"payoff has shape {self.payoff.shape}; needed: a square matrix, actions x actions")
         super().__init__(
             num_envs,
             2,
@@ -88,18 +86,14 @@ class TwoStepGame(FixedLengthEnv):
     def __init__(self, num_envs: int = 1) -> None:
         self._place = np.zeros(num_envs, dtype=np.int64)
         self._payoffs = np.array(TWO_STEP, dtype=np.float64)
-        super().__init__(
-            num_envs, 2, spaces.Box(0, 1, (5,)), spaces.Discrete(2), episode_length=2, ends="terminated"
-        )
+        super().__init__(num_envs, 2, spaces.Box(0, 1, (5,)), spaces.Discrete(2), episode_length=2, ends="terminated")
 
     def _begin(self, envs: np.ndarray) -> None:
         self._place[envs] = 0
 
     def _observe(self, envs: np.ndarray) -> np.ndarray:
         place = np.eye(3, dtype=np.float32)[self._place[envs]]
-        return np.concatenate(
-            [np.broadcast_to(place, (2, *place.shape)), self.own_one_hot(len(envs))], axis=-1
-        )
+        return np.concatenate([np.broadcast_to(place, (2, *place.shape)), self.own_one_hot(len(envs))], axis=-1)
 
     def _pay(self, actions: np.ndarray) -> np.ndarray:
         first, second = np.asarray(actions[0]), np.asarray(actions[1])

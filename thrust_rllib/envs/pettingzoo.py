@@ -54,9 +54,7 @@ class PettingZooJointEnv(JointEnv):
                 )
             env = env(**env_config)
         elif env_config:
-            raise TypeError(
-                f"PettingZooJointEnv got an environment and settings for one, {sorted(env_config)}"
-            )
+            raise TypeError(f"PettingZooJointEnv got an environment and settings for one, {sorted(env_config)}")
         if not isinstance(env, ParallelEnv):
             raise TypeError(
                 f"PettingZooJointEnv got a {type(env).__name__}; needed: a ParallelEnv. Turn-based "
@@ -83,8 +81,7 @@ class PettingZooJointEnv(JointEnv):
         maskable = [
             agent
             for agent in self.possible_agents
-            if isinstance(self.action_spaces[agent], spaces.Discrete)
-            and not _has_mask(self.observation_spaces[agent])
+            if isinstance(self.action_spaces[agent], spaces.Discrete) and not _has_mask(self.observation_spaces[agent])
         ]
         if not maskable:
             return []
@@ -120,8 +117,8 @@ class PettingZooJointEnv(JointEnv):
         observations, rewards, terminations, truncations, infos = self.env.step(dict(actions))
         terminated: Any = False
         truncated: Any = False
-        alive = len(self.env.agents) == len(self.possible_agents)
-        if not alive or any(terminations.values()) or any(truncations.values()):
+        all_known = len(terminations) == len(truncations) == len(self.possible_agents)
+        if not all_known or any(terminations.values()) or any(truncations.values()):
             agents = self.possible_agents
             terminated = {agent: bool(terminations[agent]) for agent in agents if agent in terminations}
             truncated = {agent: bool(truncations[agent]) for agent in agents if agent in truncations}
@@ -146,9 +143,7 @@ class PettingZooJointEnv(JointEnv):
         self.env.close()
 
 
-def pick_extras(
-    names: Sequence[str], agents: Sequence[AgentID], infos: Mapping[AgentID, Any]
-) -> dict[str, Any]:
+def pick_extras(names: Sequence[str], agents: Sequence[AgentID], infos: Mapping[AgentID, Any]) -> dict[str, Any]:
     """{name: {agent: value}} from the agents' infos.
 
     Raises:
@@ -177,9 +172,7 @@ class JointEnvParallel(ParallelEnv):
             env = SingleJointEnv(env)
         if isinstance(env, JointEnv):
             if env_config:
-                raise TypeError(
-                    f"JointEnvParallel got an environment and settings for one, {sorted(env_config)}"
-                )
+                raise TypeError(f"JointEnvParallel got an environment and settings for one, {sorted(env_config)}")
         else:
             from thrust_rllib.envs.registry import make_joint_env
 

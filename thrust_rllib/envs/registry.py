@@ -124,9 +124,7 @@ def resolve_env(env: Any) -> EnvSpec:
         )
     if callable(env):
         return EnvSpec(getattr(env, "__name__", repr(env)), "factory", env)
-    raise TypeError(
-        f"env is {env!r}; needed: {ACCEPTED}, or a name (thrust_rllib.envs.list_envs() shows them)"
-    )
+    raise TypeError(f"env is {env!r}; needed: {ACCEPTED}, or a name (thrust_rllib.envs.list_envs() shows them)")
 
 
 def _resolve_name(name: str) -> EnvSpec:
@@ -163,14 +161,10 @@ def _load(path: str) -> Any:
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        raise ValueError(
-            f"environment {path!r}: module {error.name!r} is not installed or misspelt"
-        ) from error
+        raise ValueError(f"environment {path!r}: module {error.name!r} is not installed or misspelt") from error
     if not hasattr(module, attribute):
         names = [name for name in vars(module) if not name.startswith("_")]
-        raise ValueError(
-            f"environment {path!r}: {module_name} has no {attribute!r}{nearest(attribute, names)}"
-        )
+        raise ValueError(f"environment {path!r}: {module_name} has no {attribute!r}{nearest(attribute, names)}")
     return getattr(module, attribute)
 
 
@@ -227,9 +221,7 @@ def make_joint_env(env: Any, env_config: Mapping[str, Any] | None = None) -> Joi
     return to_joint_env(made, spec.name)
 
 
-def make_vector_env(
-    env: Any, env_config: Mapping[str, Any] | None = None, num_envs: int = 1
-) -> VectorJointEnv:
+def make_vector_env(env: Any, env_config: Mapping[str, Any] | None = None, num_envs: int = 1) -> VectorJointEnv:
     """E environments of the kind `env`.
 
     Args:

@@ -27,8 +27,7 @@ def agent_order(env: MultiAgentEnv) -> list[AgentID]:
     agents = env.possible_agents or env.agents or env.get_agent_ids()
     if not agents:
         raise ValueError(
-            f"{type(env).__name__} names no agents; set self.possible_agents to a list of agent ids in its "
-            "__init__"
+            f"{type(env).__name__} names no agents; set self.possible_agents to a list of agent ids in its __init__"
         )
     return sorted(agents, key=str) if isinstance(agents, (set, frozenset)) else list(agents)
 

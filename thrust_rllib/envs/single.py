@@ -38,8 +38,7 @@ class SingleJointEnv(JointEnv):
             env = env(num_envs=1, **env_config)
         elif env_config:
             raise TypeError(
-                f"SingleJointEnv got an environment and settings for one, {sorted(env_config)}; give one of "
-                "them"
+                f"SingleJointEnv got an environment and settings for one, {sorted(env_config)}; give one of them"
             )
         if not isinstance(env, VectorJointEnv):
             raise TypeError(f"SingleJointEnv got a {type(env).__name__}; needed: a VectorJointEnv")
@@ -85,9 +84,7 @@ class SingleJointEnv(JointEnv):
             batch: Any = np.stack([np.asarray(actions[agent]) for agent in self.possible_agents])[:, None]
         else:
             batch = {
-                agent: map_space(
-                    self.action_spaces[agent], lambda _, value: np.asarray(value)[None], actions[agent]
-                )
+                agent: map_space(self.action_spaces[agent], lambda _, value: np.asarray(value)[None], actions[agent])
                 for agent in self.possible_agents
             }
         result = self.env.step_joint(batch)
@@ -120,8 +117,7 @@ class SingleJointEnv(JointEnv):
         if self.env.stacked:
             return {agent: observations[i, 0] for i, agent in enumerate(self.possible_agents)}
         return {
-            agent: batch_row(self.observation_spaces[agent], observations[agent], 0)
-            for agent in self.possible_agents
+            agent: batch_row(self.observation_spaces[agent], observations[agent], 0) for agent in self.possible_agents
         }
 
     def state(self) -> np.ndarray:

@@ -49,9 +49,7 @@ def check_spaces(env: JointEnv | VectorJointEnv) -> None:
             )
         for agent in agents:
             if agent not in declared:
-                raise ValueError(
-                    f"{name}.{attribute} has no space for agent {agent!r}; it has {list(declared)}"
-                )
+                raise ValueError(f"{name}.{attribute} has no space for agent {agent!r}; it has {list(declared)}")
             _check_space(declared[agent], f"{name}.{attribute}[{agent!r}]")
 
 
@@ -66,8 +64,7 @@ def _check_space(space: Any, where: str) -> None:
         raise TypeError(f"{where} is {space!r}; needed: a gymnasium space")
     elif not isinstance(space, ARRAY_SPACES):
         raise TypeError(
-            f"{where} is {space}; needed: Box, Discrete, MultiDiscrete or MultiBinary, or a Dict or Tuple "
-            "of these"
+            f"{where} is {space}; needed: Box, Discrete, MultiDiscrete or MultiBinary, or a Dict or Tuple of these"
         )
 
 

@@ -49,8 +49,7 @@ class SyncVectorJointEnv(VectorJointEnv):
                 )
             if any(env is other for other in self.envs):
                 raise ValueError(
-                    "the environment factory gave the same object twice; it must make a new environment "
-                    "each time"
+                    "the environment factory gave the same object twice; it must make a new environment each time"
                 )
             check_spaces(env)
             self.envs.append(env)
@@ -93,8 +92,7 @@ class SyncVectorJointEnv(VectorJointEnv):
             _raise_from(where, error)
         if isinstance(observations, tuple):
             raise TypeError(
-                f"{where()}: it returned a tuple; return only {{agent: observation}} (infos are no part of "
-                "a JointEnv)"
+                f"{where()}: it returned a tuple; return only {{agent: observation}} (infos are no part of a JointEnv)"
             )
         self._batch.write(arrays, row, observations, where)
 
@@ -183,8 +181,7 @@ class SyncVectorJointEnv(VectorJointEnv):
             return flags
         if not isinstance(flags, Mapping):
             raise TypeError(
-                f"{where()}: {what} is a {type(flags).__name__}; return one bool for all agents or a dict "
-                "agent -> bool"
+                f"{where()}: {what} is a {type(flags).__name__}; return one bool for all agents or a dict agent -> bool"
             )
         check_agents(flags, self.possible_agents, f"{what} flags", where())
         for agent in self.possible_agents:
@@ -218,9 +215,7 @@ class SyncVectorJointEnv(VectorJointEnv):
                 continue
             for row, given in enumerate(extras):
                 check_agents(given[name], self.possible_agents, f"extras {name!r}", f"environment {row}")
-            stacked[name] = np.array(
-                [[given[name][agent] for given in extras] for agent in self.possible_agents]
-            )
+            stacked[name] = np.array([[given[name][agent] for given in extras] for agent in self.possible_agents])
         return stacked
 
     def state(self) -> np.ndarray:
