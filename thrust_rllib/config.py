@@ -25,7 +25,7 @@ from thrust_rllib.cross_agent_losses import CrossAgentLoss
 from thrust_rllib.env_runner import JointEnvRunner
 from thrust_rllib.envs.joint_env import AgentID
 from thrust_rllib.envs.names import nearest
-from thrust_rllib.envs.registry import make_vector_env
+from thrust_rllib.envs.registry import EnvSpec, make_vector_env, resolve_env
 from thrust_rllib.learner import JointPPOLearner
 from thrust_rllib.learner_group import JointLearnerGroup
 from thrust_rllib.module_agents import agents_of_modules
@@ -68,6 +68,8 @@ class JointPPOConfig(PPOConfig):
     False, num_env_runners 0, networks of 2 × 64 with a shared trunk (the seed's joint trainer).
     """
 
+    policies: dict[ModuleID, Any]
+
     def __init__(self, algo_class: type | None = None) -> None:
         from thrust_rllib.algorithm import JointPPO  # the algorithm's module imports this one
 
@@ -84,6 +86,7 @@ class JointPPOConfig(PPOConfig):
         self.sampling = "auto"
         self.normalize_observations = False
         self.team: Team | None = "per_agent"
+        self.env_spec: EnvSpec | None = None
 
     def _set_seed_recipe(self) -> None:
         self.lr = 3e-4
@@ -203,6 +206,10 @@ class JointPPOConfig(PPOConfig):
             ValueError: see `thrust_rllib.config_checks`.
         """
         check_settings(self)
+        if self.env is None:
+            raise ValueError('no environment is set; give one with .environment("bucket_brigade"), for example')
+        # Resolved here: a name registered in this process is unknown in a remote runner's.
+        self.env_spec = resolve_env(self.env)
         if not self.in_evaluation:
             self._choose_door()
             self._resolve_team()
@@ -221,9 +228,7 @@ class JointPPOConfig(PPOConfig):
 
     def _resolve_team(self) -> None:
         """Gives every agent of the environment its module, and checks that the agents of a module are alike."""
-        if self.env is None:
-            raise ValueError('no environment is set; give one with .environment("bucket_brigade"), for example')
-        env = make_vector_env(self.env, dict(self.env_config), 1)
+        env = make_vector_env(self.env_spec, dict(self.env_config), 1)
         try:
             agents = list(env.possible_agents)
             if self.team is not None:

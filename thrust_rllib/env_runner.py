@@ -83,7 +83,7 @@ class JointEnvRunner(MultiAgentEnvRunner):
         if self.env is not None:
             self.env.close()
         self.env = env = make_vector_env(
-            self.config.env, dict(self.config.env_config), self.config.num_envs_per_env_runner
+            self.config.env_spec or self.config.env, dict(self.config.env_config), self.config.num_envs_per_env_runner
         )
         self.num_envs = env.num_envs
         agents = list(env.possible_agents)

@@ -88,6 +88,18 @@ class JointPPOLearner(TorchLearner):
     def _schedule(self, value: Any) -> Scheduler:
         return Scheduler(fixed_value_or_schedule=value, framework=self.framework, device=self._device)
 
+    def _set_schedules(self, timestep: int) -> None:
+        """Sets every scheduled number to its value at the step count with which this rollout began.
+
+        RLlib moves its schedules after an update only, so that the first update after a restore runs with the numbers
+        of the construction, or with the learning rate that lies in the restored optimizer.
+        """
+        timestep = max(int(timestep), 0)
+        for optimizer, schedule in self._optimizer_lr_schedules.items():
+            self._set_optimizer_lr(optimizer, lr=schedule.update(timestep=timestep))
+        for schedule in [*self._entropy_schedules.values(), *self._coupling_schedules.values()]:
+            schedule.update(timestep=timestep)
+
     def _check_features(self) -> None:
         """A coupling on features needs them from every module: try one row, before any sampling."""
         for module_id in self._module_ids():
@@ -169,10 +181,11 @@ class JointPPOLearner(TorchLearner):
         """
         self._check_is_built()
         timesteps = timesteps or {}
+        rollouts = _rollouts(training_data, episodes, episodes_refs)
         self.before_gradient_based_update(timesteps=timesteps)
+        self._set_schedules(timesteps.get(NUM_ENV_STEPS_SAMPLED_LIFETIME, 0) - sum(len(r) for r in rollouts))
         self._weights_seq_no += 1
 
-        rollouts = _rollouts(training_data, episodes, episodes_refs)
         rows = self._joint_rows(rollouts)
         self._tell_minibatches_once(len(rows), minibatch_size)
         axis = ModuleAxis([len(m.agents) for m in rows.modules.values()], self._device)
@@ -219,7 +232,7 @@ class JointPPOLearner(TorchLearner):
                 optimizer_pass.step(everything_finite)
             totals.add(losses, objectives[0], norms[0], finite, everything_finite, len(minibatch))
 
-        self._log_update(totals, rollouts, trained, coupling_coeffs)
+        self._log_update(totals, coupling_coeffs)
         self.after_gradient_based_update(timesteps=timesteps)
         return self.metrics.reduce()
 
@@ -296,13 +309,7 @@ class JointPPOLearner(TorchLearner):
             advice,
         )
 
-    def _log_update(
-        self,
-        totals: metrics.UpdateTotals,
-        rollouts: Sequence[JointBatch],
-        trained: Mapping[ModuleID, bool],
-        coupling_coeffs: Mapping[str, Any],
-    ) -> None:
+    def _log_update(self, totals: metrics.UpdateTotals, coupling_coeffs: Mapping[str, Any]) -> None:
         summary = totals.summary()
         for module_id in summary.non_finite_modules:
             if module_id not in self._warned_non_finite:
@@ -316,22 +323,15 @@ class JointPPOLearner(TorchLearner):
                     summary.num_minibatches,
                     metrics.NUM_NON_FINITE_MINIBATCHES,
                 )
+        self._log_trainable_parameters()  # RLlib logs them once; from the second iteration on they would be NaN
         metrics.log_update(
             self.metrics,
             summary,
-            rollouts,
             weights_seq_no=self._weights_seq_no,
             entropy_coeffs={m: float(s.get_current_value()) for m, s in self._entropy_schedules.items()},
             coupling_coeffs={name: float(value) for name, value in coupling_coeffs.items()},
             value_normalizers=self._value_normalizers,
         )
-
-    @override(TorchLearner)
-    def after_gradient_based_update(self, *, timesteps: dict[str, Any]) -> None:
-        super().after_gradient_based_update(timesteps=timesteps)
-        now = timesteps.get(NUM_ENV_STEPS_SAMPLED_LIFETIME, 0)
-        for schedule in [*self._entropy_schedules.values(), *self._coupling_schedules.values()]:
-            schedule.update(timestep=now)
 
     # --- state ----------------------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from ray.rllib.utils.metrics import (
 from torch import Tensor
 
 from thrust_rllib.functional import RunningMoments
-from thrust_rllib.joint_batch import JointBatch, ModuleID
+from thrust_rllib.joint_batch import ModuleID
 from thrust_rllib.joint_losses import STATISTICS, JointLosses
 
 TOTAL_LOSS = "total_loss"
@@ -126,7 +126,6 @@ class UpdateTotals:
 def log_update(
     logger: Any,
     summary: UpdateSummary,
-    rollouts: Sequence[JointBatch],
     *,
     weights_seq_no: int,
     entropy_coeffs: Mapping[ModuleID, float],
