@@ -29,14 +29,15 @@ from ray.rllib.utils.metrics import (
 )
 from ray.rllib.utils.typing import ResultDict
 
-from thrust_rllib.acting import Acted, TeamActor
+from thrust_rllib.acting import TeamActor
 from thrust_rllib.connectors.observation_normalizer import ObservationNormalizer
 from thrust_rllib.envs.joint_env import JointStepResult, VectorJointEnv, episode_over, per_agent_flags
 from thrust_rllib.envs.registry import make_vector_env
 from thrust_rllib.episode_statistics import EpisodeStatistics
 from thrust_rllib.joint_batch import AgentID, JointBatch
-from thrust_rllib.module_agents import agents_of_modules
+from thrust_rllib.module_agents import agents_of_modules, env_actions
 from thrust_rllib.rollout import RolloutRecorder
+from thrust_rllib.rollout_checks import RolloutChecks
 
 logger = logging.getLogger(__name__)
 
@@ -89,6 +90,7 @@ class JointEnvRunner(MultiAgentEnvRunner):
         agents = list(env.possible_agents)
         self.module_of = {agent: self.config.module_for_agent(agent) for agent in agents}
         self._agents = agents_of_modules(env, self.module_of, self.config.normalize_actions, self.config.clip_actions)
+        self._checks = RolloutChecks(str(self.config.env), agents, not self.config.disable_env_checking)
         self._statistics = EpisodeStatistics(agents, self.module_of, self.num_envs, self._metrics_window())
         self._rng = np.random.default_rng(self._seed)
         self._needs_initial_reset = True
@@ -166,7 +168,7 @@ class JointEnvRunner(MultiAgentEnvRunner):
             episode_start = self._episode_start
             acted = self._actor.act(self._encoded, self._masks, explore, random_actions)
             recorder.record_acted(t, self._encoded if self._actor.normalizer else None, self._masks, acted)
-            actions = self._env_actions(acted)
+            actions = env_actions(self._agents, [done.actions for done in acted])
             before = time.perf_counter()
             result = self._step_env(actions, t)
             now = time.perf_counter()
@@ -183,7 +185,10 @@ class JointEnvRunner(MultiAgentEnvRunner):
             if cut.any():
                 self._record_bootstrap(recorder, t, np.flatnonzero(cut), over, result)
         self.metrics.log_value(ENV_STEP_TIMER, env_seconds / num_steps)
-        self._check(recorder)
+        for index, agents in enumerate(self._agents):
+            encoded = recorder.array(index, "obs" if self._actor.normalizer is None else "encoded")
+            self._checks.observations(agents, encoded)
+        self._checks.rewards(recorder.rewards)
         batch = recorder.finish(
             [
                 self._actor.logp(agents, recorder.array(index, "logits"), recorder.array(index, "actions"))
@@ -207,35 +212,18 @@ class JointEnvRunner(MultiAgentEnvRunner):
         while share.any():
             playing = share > 0
             acted = self._actor.act(self._encoded, self._masks, explore, random_actions)
-            result = self._step_env(self._env_actions(acted), t)
+            result = self._step_env(env_actions(self._agents, [done.actions for done in acted]), t)
             present = np.ones_like(result.terminated) if result.present is None else result.present
+            self._checks.rewards(result.rewards[None], first_step=t)
             over = self._advance(result)
             self._statistics.step(result.rewards, present, over, playing, time.perf_counter())
             env_steps += int(playing.sum())
             agent_steps += int(present[:, playing].sum())
             share -= over & playing
             t += 1
-        self._check_finite(result.rewards, t)
         # The episodes that go on beyond their share belong to the evaluation: training starts afresh.
         self._needs_initial_reset = True
         return SampledSteps(env_steps, agent_steps)
-
-    def _env_actions(self, acted: list[Acted]) -> Any:
-        """What the modules chose, decoded, in the form that the environment takes."""
-        assert self.env is not None
-        decoded = [agents.decoder.decode(done.actions) for agents, done in zip(self._agents, acted, strict=True)]
-        if not self.env.stacked:
-            return {
-                agent: actions[j]
-                for agents, actions in zip(self._agents, decoded, strict=True)
-                for j, agent in enumerate(agents.agents)
-            }
-        if len(decoded) == 1:
-            return decoded[0]
-        stacked = np.empty((len(self.module_of), *decoded[0].shape[1:]), decoded[0].dtype)
-        for agents, actions in zip(self._agents, decoded, strict=True):
-            stacked[agents.positions] = actions
-        return stacked
 
     # --- the environment ------------------------------------------------------------------------------------------
 
@@ -274,11 +262,8 @@ class JointEnvRunner(MultiAgentEnvRunner):
         for agents, encoded in zip(self._agents, self._encoded, strict=True):
             obs = encoded[:, envs]
             if ended.any():
-                final = agents.encode(result.final_observations)[:, envs]
-                obs[:, ended] = final[:, ended]
-            if (place := agents.encoder.first_violation(obs, not self.config.disable_env_checking)) is not None:
-                (agent, k), problem = place
-                self._raise_observation(agents.agents[agent], int(envs[k]), t + 1, problem)
+                obs[:, ended] = agents.encode(result.final_observations)[:, envs[ended]]
+            self._checks.observations(agents, obs[None], first_step=t + 1, envs=envs)
             if self._actor.normalizer is not None:
                 obs = self._actor.normalizer.normalize(agents.module_id, obs)
             following.append(obs)
@@ -293,37 +278,6 @@ class JointEnvRunner(MultiAgentEnvRunner):
                 f"environment {self.config.env!r} failed in step {t} of this rollout "
                 f"(runner {self.worker_index or 0}): {type(error).__name__}: {error}"
             ) from error
-
-    # --- checks ---------------------------------------------------------------------------------------------------
-
-    def _check(self, recorder: RolloutRecorder) -> None:
-        """One pass over the whole rollout: observations finite and in their space, rewards finite."""
-        name = "obs" if self._actor.normalizer is None else "encoded"
-        for index, agents in enumerate(self._agents):
-            found = agents.encoder.first_violation(recorder.array(index, name), not self.config.disable_env_checking)
-            if found is not None:
-                (t, agent, e), problem = found
-                self._raise_observation(agents.agents[agent], e, t, problem)
-        self._check_finite(recorder.rewards, 0)
-
-    def _check_finite(self, rewards: np.ndarray, t: int) -> None:
-        """Raises where a reward [N, E] of step t, or [T, N, E] from step t on, is not finite."""
-        bad = np.argwhere(~np.isfinite(rewards))
-        if len(bad):
-            *step, agent, e = (int(i) for i in bad[0])
-            raise ValueError(
-                f"environment {self.config.env!r} paid agent {list(self.module_of)[agent]!r} the reward "
-                f"{rewards[tuple(bad[0])]} in environment index {e}, step {t + sum(step)} of this rollout; rewards "
-                "must be finite numbers"
-            )
-
-    def _raise_observation(self, agent: AgentID, e: int, t: int, problem: str) -> None:
-        raise ValueError(
-            f"environment {self.config.env!r} showed agent {agent!r} an observation that is not in its observation "
-            f"space, in environment index {e}, step {t} of this rollout: {problem}. Return finite observations inside "
-            "the declared space, widen the space, or switch the comparison with its bounds off with "
-            ".environment(disable_env_checking=True)."
-        )
 
     # --- metrics --------------------------------------------------------------------------------------------------
 

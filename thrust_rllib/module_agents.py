@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -114,3 +114,28 @@ def agents_of_modules(
         )
         for module_id in sorted(set(module_of.values()))
     ]
+
+
+def env_actions(modules: Sequence[ModuleAgents], actions: Sequence[np.ndarray]) -> Any:
+    """Stored actions [n, E, …] of every module, decoded, in the form that the environment takes.
+
+    Args:
+        modules: all modules of the team.
+        actions: per module.
+
+    Returns:
+        {agent: [E, …]}, or [N, E, …] for a stacked environment.
+    """
+    decoded = [agents.decoder.decode(mine) for agents, mine in zip(modules, actions, strict=True)]
+    if not modules[0].stacked:
+        return {
+            agent: mine[j]
+            for agents, mine in zip(modules, decoded, strict=True)
+            for j, agent in enumerate(agents.agents)
+        }
+    if len(decoded) == 1:
+        return decoded[0]
+    stacked = np.empty((sum(map(len, modules)), *decoded[0].shape[1:]), decoded[0].dtype)
+    for agents, mine in zip(modules, decoded, strict=True):
+        stacked[agents.positions] = mine
+    return stacked

@@ -1,0 +1,66 @@
+"""What an environment may show and pay, checked on whole rollouts: one pass per array, no work inside a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from thrust_rllib.joint_batch import AgentID
+from thrust_rllib.module_agents import ModuleAgents
+
+
+class RolloutChecks:
+    """Raises where an observation or a reward must not reach a weight, naming agent, environment index and step.
+
+    Args:
+        env: name of the environment, for messages.
+        agents: all agents in the environment's order.
+        check_bounds: also compare observations with the bounds of their space, not only look for NaN and infinity.
+    """
+
+    def __init__(self, env: str, agents: Sequence[AgentID], check_bounds: bool) -> None:
+        self._env = env
+        self._agents = list(agents)
+        self._check_bounds = check_bounds
+
+    def observations(
+        self, agents: ModuleAgents, encoded: np.ndarray, first_step: int = 0, envs: np.ndarray | None = None
+    ) -> None:
+        """Checks encoded observations [T, n, E, …] of one module; T = 1 for one step.
+
+        Args:
+            agents: the agents.
+            encoded: the observations.
+            first_step: step of the first row, for the message.
+            envs: environment indices of the environment axis; None for 0, 1, 2, ….
+
+        Raises:
+            ValueError: one is not finite, or outside its space.
+        """
+        found = agents.encoder.first_violation(encoded, self._check_bounds)
+        if found is None:
+            return
+        (t, agent, e), problem = found
+        e = e if envs is None else int(envs[e])
+        raise ValueError(
+            f"environment {self._env!r} showed agent {agents.agents[agent]!r} an observation that is not in its "
+            f"observation space, in environment index {e}, step {first_step + t} of this rollout: {problem}. Return "
+            "finite observations inside the declared space, widen the space, or switch the comparison with its bounds "
+            "off with .environment(disable_env_checking=True)."
+        )
+
+    def rewards(self, rewards: np.ndarray, first_step: int = 0) -> None:
+        """Checks rewards [T, N, E] in the environment's agent order; T = 1 for one step.
+
+        Raises:
+            ValueError: one is not finite.
+        """
+        finite = np.isfinite(rewards)
+        if finite.all():
+            return
+        t, agent, e = (int(i) for i in np.argwhere(~finite)[0])
+        raise ValueError(
+            f"environment {self._env!r} paid agent {self._agents[agent]!r} the reward {rewards[t, agent, e]} in "
+            f"environment index {e}, step {first_step + t} of this rollout; rewards must be finite numbers"
+        )
