@@ -43,8 +43,9 @@ $(STAMP): pyproject.toml constraints.txt
 		>$(INSTALL_LOG) 2>&1 || { tail -n 30 $(INSTALL_LOG) >&2; echo "installing failed, see $(INSTALL_LOG)" >&2; exit 1; }
 	@touch $@
 
-demo: $(STAMP)  ## train on the built-in bucket brigade, with plots in runs/demo (up to 4 minutes)
-	$(BIN)/thrust-rllib train bucket_brigade --iterations 60 --output runs/demo
+demo: $(STAMP)  ## train on the built-in bucket brigade, with plots in runs/demo-<time> (up to 4 minutes)
+	$(BIN)/thrust-rllib train bucket_brigade --env-config scenario=minimal_specialization --redundancy 0.1 \
+		--minutes 2.5 --seed 0 --output runs/demo-$$(date +%Y%m%d-%H%M%S)
 
 demo-short: $(STAMP)  ## the same for two iterations, in a temporary folder
 	@dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && \

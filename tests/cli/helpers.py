@@ -1,0 +1,32 @@
+"""Running the command line in this process, and finding what a run wrote."""
+
+import csv
+import json
+
+from typer.testing import CliRunner
+
+from thrust_rllib.cli import app
+
+# Two agents, five steps per episode, some milliseconds per iteration.
+TINY = ["--batch", "64", "--minibatch", "32", "--envs-per-runner", "4", "--eval-episodes", "4", "--seed", "1"]
+
+
+def thrust_rllib(*arguments):
+    """Exit code, stdout, stderr."""
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments], prog_name="thrust-rllib")
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.stdout, result.stderr
+
+
+def rows(folder):
+    with (folder / "progress.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def read_json(path):
+    return json.loads(path.read_text("utf-8"))
+
+
+def checkpoints(folder):
+    return sorted(path.name for path in (folder / "checkpoints").iterdir())

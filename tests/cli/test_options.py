@@ -1,0 +1,62 @@
+import math
+
+import pytest
+
+from thrust_rllib import JointPPOConfig
+from thrust_rllib.cli_options import TrainOptions, build_config, choose_limit, parse_pairs, parse_value
+from thrust_rllib.recipes import recipe
+from thrust_rllib.training_progress import Limit
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("3", 3), ("1e-3", 0.001), ("true", True), ("True", True), ("null", None), ("None", None), ("inf", math.inf),
+        ("[[0, 1], [5, 0.1]]", [[0, 1], [5, 0.1]]), ("(1, 2)", (1, 2)), ('{"a": 1}', {"a": 1}), ("team", "team"),
+        ("'3'", "3"), ("", ""),
+    ],
+)  # fmt: skip
+def test_values(text, value):
+    parsed = parse_value(text)
+    assert parsed == value and type(parsed) is type(value)
+
+
+def test_pairs_split_at_the_first_equals_sign():
+    assert parse_pairs("--set", ["a=1", "b = x=y"]) == {"a": 1, "b": "x=y"}
+
+
+def test_limit():
+    assert choose_limit(None, None, None) == Limit("iterations", 100)
+    assert choose_limit(None, 5000, None) == Limit("steps", 5000)
+    assert choose_limit(None, None, 0.5) == Limit("minutes", 0.5)
+
+
+def test_options_that_are_not_given_have_the_recipes_values():
+    config, expected = build_config(TrainOptions("climbing", seed=3)), recipe(JointPPOConfig())
+    for name in ("lr", "gamma", "iterate_all_minibatches", "num_envs_per_env_runner", "entropy_coeff", "num_epochs"):
+        assert getattr(config, name) == getattr(expected, name)
+    assert config.seed == 3 and config.cross_agent_losses == {}
+
+
+def test_options_arrive():
+    config = build_config(
+        TrainOptions(
+            "bucket_brigade", env_config=["scenario=minimal_specialization", "num_agents=3"], runners=2,
+            envs_per_runner=8, lr=1e-3, critic_lr=2e-3, gamma=0.9, lambda_=0.8, entropy=0.02, batch=512, minibatch=128,
+            epochs=2, normalize_observations=True, redundancy=0.1, freeze=["agent_1"], eval_episodes=7,
+            settings=["clip_param=0.1", "iterate_all_minibatches=false", "num_epochs=3"],
+        )
+    )  # fmt: skip
+    assert config.env_config == {"scenario": "minimal_specialization", "num_agents": 3}
+    assert (config.num_env_runners, config.num_envs_per_env_runner) == (2, 8)
+    assert (config.lr, config.critic_lr, config.gamma, config.lambda_) == (1e-3, 2e-3, 0.9, 0.8)
+    assert (config.entropy_coeff, config.train_batch_size_per_learner, config.minibatch_size) == (0.02, 512, 128)
+    assert config.normalize_observations is True and config.cross_agent_coeffs == {"redundancy": 0.1}
+    assert config.policies_to_train == ["agent_0", "agent_2"] and config.evaluation_duration == 7
+    # --set has the last word
+    assert (config.clip_param, config.iterate_all_minibatches, config.num_epochs) == (0.1, False, 3)
+
+
+def test_a_seed_is_drawn_where_none_is_given():
+    seeds = {build_config(TrainOptions("climbing")).seed for _ in range(3)}
+    assert len(seeds) == 3 and all(isinstance(seed, int) for seed in seeds)

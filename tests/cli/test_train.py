@@ -1,0 +1,102 @@
+"""Whole runs in this process; Ctrl-C and fresh processes are in test_processes."""
+
+import pytest
+
+from tests.cli.helpers import TINY, checkpoints, read_json, rows, thrust_rllib
+
+
+@pytest.fixture(scope="module")
+def run(ray_session, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run") / "run"
+    code, out, err = thrust_rllib(
+        "train", "debug/match_observation", *TINY, "--iterations", 5, "--checkpoint-every", 2, "--redundancy", 0.1,
+        "--output", folder,
+    )  # fmt: skip
+    return folder, code, out, err
+
+
+def test_run_finishes_and_says_where_everything_is(run):
+    folder, code, out, err = run
+    assert code == 0 and "error: " not in err
+    for name in ("report/learning_curves.png", "checkpoints/iteration_000005", "progress.csv", "tensorboard --logdir"):
+        assert name in out
+    assert "evaluation (4 episodes)" in out and "all agents" in out
+
+
+def test_output_without_a_terminal_is_one_plain_line_per_iteration(run):
+    _, _, out, _ = run
+    lines = [line for line in out.splitlines() if line.startswith("iteration ")]
+    assert [line.split()[1] for line in lines] == [f"{i}/5" for i in range(1, 6)]
+    assert all("redundancy" in line and "agent_0" in line for line in lines)
+    assert "\x1b" not in out and "new API stack" not in out
+
+
+def test_folder_has_everything(run):
+    folder = run[0]
+    names = {path.name for path in folder.iterdir()}
+    assert {"config.json", "progress.csv", "checkpoints", "report", "train.log"} <= names
+    assert any(name.startswith("events.out.tfevents") for name in names)
+    assert checkpoints(folder) == ["iteration_000002", "iteration_000004", "iteration_000005"]
+    assert (folder / "report" / "learning_curves.png").stat().st_size > 10_000
+    read = read_json(folder / "report" / "summary.json")
+    assert read["iterations"] == 5 and read["env_steps"] == 320
+    assert read["evaluation"]["episodes"] == 4 and len(read["evaluation"]["agent_returns"]) == 2
+
+
+def test_progress_table_has_every_iteration(run):
+    table = rows(run[0])
+    assert [row["training_iteration"] for row in table] == ["1", "2", "3", "4", "5"]
+    assert float(table[-1]["learners/__all_modules__/cross_agent_loss/redundancy"]) >= 0
+    assert float(table[-1]["env_runners/episode_return_mean"]) > 0
+
+
+def test_tensorboard_counts_environment_steps(run):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(run[0])).Reload()
+    scalars = events.Scalars("ray/tune/env_runners/episode_return_mean")
+    assert [scalar.step for scalar in scalars] == [64, 128, 192, 256, 320]
+
+
+def test_config_file_says_how_to_repeat_the_run(run):
+    read = read_json(run[0] / "config.json")
+    assert read["seed"] == 1 and read["environment"]["name"] == "debug/match_observation"
+    assert {"thrust_rllib", "python", "ray", "torch"} <= set(read["versions"])
+    assert read["command"].startswith("thrust-rllib") and read["limit"] == {"iterations": 5}
+    assert read["options"]["lr"] == 3e-4 and read["changed"]["train_batch_size_per_learner"] == 64
+    assert "lr" not in read["changed"]
+
+
+def test_an_environment_that_fails_leaves_what_was_written(ray_session, tmp_path):
+    folder = tmp_path / "run"
+    code, out, err = thrust_rllib(
+        "train", "debug/faulty", "-e", "step=40", "-e", "episode_length=60", *TINY, "--checkpoint-every", 1,
+        "--output", folder,
+    )  # fmt: skip
+    assert code == 1
+    assert "the simulator lost its connection" in err and "Traceback" not in err
+    assert "failed: 2 iterations" in out and "checkpoints/iteration_000002" in out
+    assert len(rows(folder)) == 2 and (folder / "report" / "learning_curves.png").exists()
+    assert "OSError" in (folder / "error.txt").read_text()
+
+
+def test_steps_end_the_run_with_the_iteration_that_reaches_them(ray_session, tmp_path):
+    code, _, _ = thrust_rllib(
+        "train", "debug/match_observation", *TINY, "--steps", 100, "--freeze", "agent_1", "--live",
+        "--eval-episodes", 0, "--output", tmp_path / "run",
+    )  # fmt: skip
+    assert code == 0
+    last = rows(tmp_path / "run")[-1]
+    assert last["training_iteration"] == "2"
+    assert checkpoints(tmp_path / "run") == ["iteration_000002"]
+    assert read_json(tmp_path / "run" / "report" / "summary.json")["evaluation"] is None
+    assert read_json(tmp_path / "run" / "config.json")["options"]["policies_to_train"] == ["agent_0"]
+
+
+def test_the_non_finite_warning_is_visible(ray_session, tmp_path):
+    code, out, _ = thrust_rllib(
+        "train", "debug/match_observation", *TINY, "--iterations", 1, "--lr", 1e30, "--eval-episodes", 0,
+        "--output", tmp_path / "run",
+    )  # fmt: skip
+    assert code in (0, 1)
+    assert "warning: " in out

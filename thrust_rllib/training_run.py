@@ -1,0 +1,181 @@
+"""One training run in this process: Ray, the loop, checkpoints, evaluation, report."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from thrust_rllib.run_folder import RAY_LOGGERS, RunFolder
+from thrust_rllib.training_progress import Limit, Progress
+
+if TYPE_CHECKING:
+    from thrust_rllib.config import JointPPOConfig
+    from thrust_rllib.progress_view import View
+
+ERROR_FILE = "error.txt"
+
+
+@dataclass
+class Outcome:
+    """How a run ended.
+
+    Args:
+        progress: after the last iteration; None if there was none.
+        checkpoint: the last one.
+        plot: the learning curves.
+        evaluation: results of the evaluation at the end.
+        interrupted: by Ctrl-C or SIGTERM.
+        at_once: by a second one, which left the rest undone.
+        error: what failed while it ran.
+    """
+
+    progress: Progress | None = None
+    checkpoint: Path | None = None
+    plot: Path | None = None
+    evaluation: dict[str, Any] | None = None
+    interrupted: bool = False
+    at_once: bool = False
+    error: Exception | None = None
+
+
+class StopSignal:
+    """Ctrl-C or SIGTERM: the first sets `requested`, the second raises `KeyboardInterrupt`.
+
+    A context manager; install it after `ray.init`, which has a SIGTERM handler of its own.
+    """
+
+    def __init__(self, view: View) -> None:
+        self.requested = False
+        self._view = view
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> StopSignal:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._previous[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True
+        self._view.message("stopping after this iteration, with a checkpoint (again to stop at once)")
+
+
+def start_ray(config: JointPPOConfig, threads: int | None = None) -> bool:
+    """Starts a Ray of our own on this machine, quietly, if none runs in this process; returns whether it did."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # silences a FutureWarning on every start
+    import ray
+    import torch
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    quieten_ray()
+    if ray.is_initialized():
+        return False
+    runners = config.num_env_runners + config.evaluation_num_env_runners
+    needed = 1 + runners * config.num_cpus_per_env_runner + config.num_learners
+    ray.init(
+        address="local",
+        include_dashboard=False,
+        num_cpus=max(os.cpu_count() or 1, int(needed)),
+        logging_level=logging.ERROR,
+        runtime_env={"worker_process_setup_hook": f"{__name__}.quieten_ray"},
+    )
+    quieten_ray()
+    return True
+
+
+def quieten_ray(level: int = logging.ERROR) -> None:
+    """What Ray and RLlib log below `level` stays out of the terminal; a run folder's train.log has it."""
+    import ray.rllib  # noqa: F401 - makes the handlers
+
+    for name in RAY_LOGGERS:
+        for handler in logging.getLogger(name).handlers:
+            if type(handler) is not logging.FileHandler:
+                handler.setLevel(level)
+
+
+@contextlib.contextmanager
+def build(config: JointPPOConfig) -> Iterator[Any]:
+    """The algorithm; stopped at the end."""
+    algo = config.build_algo()
+    # RLlib makes an empty folder in ~/ray_results for each algorithm, which nothing of ours uses.
+    with contextlib.suppress(OSError):
+        os.rmdir(algo.logdir)
+    try:
+        yield algo
+    finally:
+        quieten_ray(logging.CRITICAL)  # after a failure, RLlib logs again and again that the same process is dead
+        algo.stop()
+        quieten_ray()
+
+
+def run_training(
+    algo: Any, folder: RunFolder, limit: Limit, view: View, *, checkpoint_every: int, evaluate: bool
+) -> Outcome:
+    """Trains until `limit` or a signal; then a checkpoint, the evaluation and the report.
+
+    Args:
+        algo: built.
+        folder: of the run.
+        limit: when to end.
+        view: is told about every iteration.
+        checkpoint_every: iterations; the last one is saved in any case.
+        evaluate: as the configuration says; not after a signal.
+    """
+    outcome = Outcome()
+    try:
+        with StopSignal(view) as stop:
+            try:
+                _train(algo, folder, limit, view, checkpoint_every, stop, outcome)
+                if evaluate and not stop.requested:
+                    view.doing("evaluating")
+                    outcome.evaluation = algo.evaluate()["env_runners"]
+            except Exception as error:
+                outcome.error = error
+                (folder.path / ERROR_FILE).write_text(traceback.format_exc(), "utf-8")
+            outcome.interrupted = stop.requested
+            if outcome.progress is not None:
+                from thrust_rllib.report import write_report
+
+                view.doing("writing the report")
+                outcome.plot = write_report(folder.path, evaluation=outcome.evaluation)
+    except KeyboardInterrupt:
+        outcome.interrupted = outcome.at_once = True
+    outcome.checkpoint = next(reversed(folder.checkpoints()), None)
+    return outcome
+
+
+def _train(
+    algo: Any,
+    folder: RunFolder,
+    limit: Limit,
+    view: View,
+    checkpoint_every: int,
+    stop: StopSignal,
+    outcome: Outcome,
+) -> None:
+    started = time.perf_counter()
+    while not stop.requested and not (outcome.progress and limit.reached(outcome.progress)):
+        result = algo.train()
+        folder.log(result)
+        outcome.progress = Progress.of(result, time.perf_counter() - started)
+        view.update(outcome.progress)
+        if checkpoint_every and outcome.progress.iteration % checkpoint_every == 0:
+            folder.save_checkpoint(algo, outcome.progress.iteration)
+    if outcome.progress is not None:
+        folder.save_checkpoint(algo, outcome.progress.iteration)
