@@ -82,12 +82,13 @@ class JointPPO(PPO):
                 sampled = [(runner.sample(), runner.get_metrics())]
             else:
                 sampled = self.env_runner_group.foreach_env_runner(
-                    lambda runner: (ray.put(runner.sample()), runner.get_metrics()),
-                    local_env_runner=False,
-                    timeout_seconds=self.config.sample_timeout_s,
+                    _sample_remotely, local_env_runner=False, timeout_seconds=self.config.sample_timeout_s
                 )
                 if not sampled:
                     break
+                for result in sampled:
+                    if isinstance(result, Exception):
+                        raise result
             for rollout, metrics in sampled:
                 rollouts.append(rollout)
                 all_metrics.append(metrics)
@@ -115,3 +116,15 @@ class JointPPO(PPO):
     def _get_env_id_and_creator(env_specifier: Any, config: JointPPOConfig) -> tuple[Any, Any]:
         """Any environment that `JointPPOConfig.environment` takes; RLlib's takes classes and registered names."""
         return env_specifier, lambda context: make_joint_env(env_specifier, dict(context))
+
+
+def _sample_remotely(runner: Any) -> tuple[ray.ObjectRef, dict[str, Any]] | Exception:
+    """Runs in a remote runner: a reference to its rollout and its metrics, or what its environment raised.
+
+    RLlib ends a runner's process when a call raises, and with it the message; an environment's mistake is no failure
+    of the process.
+    """
+    try:
+        return ray.put(runner.sample()), runner.get_metrics()
+    except (RuntimeError, ValueError, TypeError) as error:
+        return error
