@@ -16,7 +16,7 @@ from ray.rllib.core.rl_module.rl_module import RLModule
 
 from thrust_rllib.connectors.observation_normalizer import ObservationNormalizer
 from thrust_rllib.module_agents import ModuleAgents
-from thrust_rllib.rl_modules.distributions import mask_logits
+from thrust_rllib.rl_modules.distributions import mask_logits, runs_alike
 
 
 @dataclass(frozen=True)
@@ -64,26 +64,39 @@ class TeamActor:
             explore: sample from the distribution; False takes its mode.
             random_actions: ignore the modules' outputs and draw uniformly from what is allowed.
         """
-        acted = []
         with torch.no_grad(), self._own_generator():
-            for agents, observed, mask in zip(self.agents, encoded, masks, strict=True):
-                obs = observed if self.normalizer is None else self.normalizer.normalize(agents.module_id, observed)
-                logits = self._logits(agents, obs, mask, explore, random_actions)
-                distribution = self._distribution_class(agents, explore).from_logits(logits)
-                if not (explore or random_actions):
-                    distribution = distribution.to_deterministic()
-                actions = distribution.sample()
-                if random_actions and isinstance(agents.action_space, gym.spaces.Box):
-                    actions = torch.rand_like(actions) * 2.0 - 1.0
-                leading = obs.shape[:2]
-                acted.append(
-                    Acted(
-                        obs=obs,
-                        logits=logits.cpu().numpy().reshape(*leading, -1),
-                        actions=actions.cpu().numpy().reshape(*leading, *agents.action_shape),
-                    )
-                )
-        return acted
+            if self.normalizer is not None:
+                encoded = [
+                    self.normalizer.normalize(agents.module_id, observed)
+                    for agents, observed in zip(self.agents, encoded, strict=True)
+                ]
+            logits = [
+                self._logits(agents, obs, mask, explore, random_actions)
+                for agents, obs, mask in zip(self.agents, encoded, masks, strict=True)
+            ]
+            actions = self._choose(logits, explore, random_actions)
+        return [
+            Acted(
+                obs=obs,
+                logits=x.cpu().numpy().reshape(*obs.shape[:2], -1),
+                actions=chosen.cpu().numpy().reshape(*obs.shape[:2], *agents.action_shape),
+            )
+            for agents, obs, x, chosen in zip(self.agents, encoded, logits, actions, strict=True)
+        ]
+
+    def _choose(self, logits: list[torch.Tensor], explore: bool, random_actions: bool) -> list[torch.Tensor]:
+        """Actions [n·E, …] of every module from its logits [n·E, A]; modules that are alike draw together."""
+        actions: list[torch.Tensor] = []
+        classes = [self._distribution_class(agents, explore) for agents in self.agents]
+        for run in runs_alike(classes, logits):
+            distribution = classes[run.start].from_logits(torch.cat(logits[run]))
+            if not (explore or random_actions):
+                distribution = distribution.to_deterministic()
+            drawn = distribution.sample()
+            if random_actions and isinstance(self.agents[run.start].action_space, gym.spaces.Box):
+                drawn = torch.rand_like(drawn) * 2.0 - 1.0
+            actions += drawn.split([len(x) for x in logits[run]])
+        return actions
 
     def logp(self, agents: ModuleAgents, logits: np.ndarray, actions: np.ndarray) -> np.ndarray:
         """Log-probabilities […] of stored actions […, k] under stored logits […, A]."""

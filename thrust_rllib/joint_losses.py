@@ -20,7 +20,7 @@ from thrust_rllib import functional as F
 from thrust_rllib.cross_agent_losses import CrossAgentLoss
 from thrust_rllib.joint_batch import AgentID, ModuleID
 from thrust_rllib.joint_rows import JointRows
-from thrust_rllib.rl_modules.distributions import mask_logits
+from thrust_rllib.rl_modules.distributions import mask_logits, runs_alike
 from thrust_rllib.rl_modules.mlp import ENCODER_FEATURES
 
 
@@ -154,7 +154,7 @@ def forward_team(module: Any, rows: JointRows, trained: Mapping[ModuleID, bool])
         rows: a joint minibatch.
         trained: {module: bool}; a frozen module runs without a graph, its tensors reach the couplings detached.
     """
-    logp, entropy, values = [], [], []
+    classes, inputs, values = [], [], []
     features: dict[AgentID, Tensor] = {}
     logits: dict[AgentID, Tensor] = {}
     actions: dict[AgentID, Tensor] = {}
@@ -164,17 +164,22 @@ def forward_team(module: Any, rows: JointRows, trained: Mapping[ModuleID, bool])
         batch = {Columns.OBS: mine.obs.flatten(0, 1)}
         with nullcontext() if trained[module_id] else torch.no_grad():
             outputs = rl_module.forward_train(batch)
-            inputs = outputs[Columns.ACTION_DIST_INPUTS]
+            own_logits = outputs[Columns.ACTION_DIST_INPUTS]
             if mine.action_mask is not None:
-                inputs = mask_logits(inputs, mine.action_mask.flatten(0, 1))
-            distribution = rl_module.get_train_action_dist_cls().from_logits(inputs)
-            logp.append(distribution.logp(mine.actions.flatten(0, 1)).view(shape))
-            entropy.append(distribution.entropy().view(shape))
+                own_logits = mask_logits(own_logits, mine.action_mask.flatten(0, 1))
             values.append(rl_module.compute_values(batch, embeddings=outputs.get(Columns.EMBEDDINGS)).view(shape))
-        for agent, agent_logits, agent_actions in zip(mine.agents, inputs.view(*shape, -1), mine.actions, strict=True):
-            logits[agent], actions[agent] = agent_logits, agent_actions
+        classes.append(rl_module.get_train_action_dist_cls())
+        inputs.append(own_logits)
+        logits.update(zip(mine.agents, own_logits.view(*shape, -1), strict=True))
+        actions.update(zip(mine.agents, mine.actions, strict=True))
         if ENCODER_FEATURES in outputs:
             features.update(zip(mine.agents, outputs[ENCODER_FEATURES].reshape(*shape, -1), strict=True))
+    logp, entropy = [], []
+    sampled = [mine.actions.flatten(0, 1) for mine in rows.modules.values()]
+    for run in runs_alike(classes, inputs):
+        distribution = classes[run.start].from_logits(torch.cat(inputs[run]))
+        logp.append(distribution.logp(torch.cat(sampled[run])).view(-1, len(rows)))
+        entropy.append(distribution.entropy().view(-1, len(rows)))
     return TeamOutputs(torch.cat(logp), torch.cat(entropy), torch.cat(values), features, logits, actions)
 
 
@@ -255,8 +260,14 @@ def compute_joint_losses(
         by_agent = dict(zip(agents, present, strict=True))
     for name, loss in cross_agent_losses.items():
         term = loss(outputs.features, outputs.logits, outputs.actions, by_agent)
-        if term is None:
-            term = policy.new_zeros(())
+        if term is None or isinstance(term, (int, float)):
+            term = policy.new_tensor(term or 0.0)
+        if not isinstance(term, Tensor) or term.ndim:
+            given = f"a tensor of shape {tuple(term.shape)}" if isinstance(term, Tensor) else repr(term)
+            raise ValueError(
+                f"cross-agent loss {name!r} returned {given}; needed: a scalar tensor, e.g. the mean over the rows, or "
+                "None"
+            )
         couplings.append(term.detach())
         coupling = coupling + cross_agent_coeffs[name] * term
     return JointLosses(
