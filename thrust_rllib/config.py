@@ -17,6 +17,7 @@ from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.env import INPUT_ENV_SPACES
 from ray.rllib.utils.annotations import override
 from ray.rllib.utils.typing import ModuleID
+from ray.util import log_once
 from typing_extensions import Self
 
 from thrust_rllib.config_checks import check_settings, check_team, what_needs_episodes
@@ -213,6 +214,8 @@ class JointPPOConfig(PPOConfig):
         if not self.in_evaluation:
             self._choose_door()
             self._resolve_team()
+        # RLlib's advice on how to leave its new API stack, which is the only one that the joint trainer runs on.
+        log_once(f"{self.algo_class.__name__}_on_new_api_stack")
         super().validate()
 
     def _choose_door(self) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from ray.rllib.core.columns import Columns
 from ray.rllib.core.rl_module.apis import InferenceOnlyAPI, ValueFunctionAPI
+from ray.rllib.core.rl_module.rl_module import RLModule
 from ray.rllib.core.rl_module.torch.torch_rl_module import TorchRLModule
 from ray.rllib.utils.annotations import override
 from torch import nn
@@ -79,8 +80,8 @@ class MLPModule(TorchRLModule, InferenceOnlyAPI, ValueFunctionAPI):
     def get_non_inference_attributes(self) -> list[str]:
         return ["value_head"] + (["critic_trunk"] if self.critic_trunk is not None else [])
 
-    # TorchRLModule switches to eval mode and back around each forward of sampling, which takes as long as the forward
-    # of a small network. Nothing here depends on the mode: no dropout, no batch statistics.
+    # TorchRLModule switches between training and evaluation mode around each forward, which takes as long as the
+    # forward of a small network. Nothing here depends on the mode: no dropout, no batch statistics.
     @override(TorchRLModule)
     def forward_inference(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         return self._forward_inference(batch, **kwargs)
@@ -88,6 +89,10 @@ class MLPModule(TorchRLModule, InferenceOnlyAPI, ValueFunctionAPI):
     @override(TorchRLModule)
     def forward_exploration(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         return self._forward_exploration(batch, **kwargs)
+
+    @override(TorchRLModule)
+    def forward_train(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        return RLModule.forward_train(self, batch, **kwargs)
 
     @override(TorchRLModule)
     def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
