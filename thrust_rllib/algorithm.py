@@ -102,14 +102,20 @@ class JointPPO(PPO):
 
     @override(Algorithm)
     def _before_evaluate(self) -> None:
-        """Hands the observation moments to a local evaluation runner, which RLlib's sync leaves out."""
+        """Hands the observation moments to the evaluation runners.
+
+        RLlib's own sync leaves a local one out, and drops the message to a remote one: it comes right behind the
+        weights, with the same tag, of which one request may be in flight.
+        """
         group = self.eval_env_runner_group
-        if self.config.normalize_observations and group is not None and group.local_env_runner is not None:
-            source = self.env_runner
-            state = source.get_state(components=COMPONENT_ENV_TO_MODULE_CONNECTOR)
-            group.local_env_runner.set_state(
-                {COMPONENT_ENV_TO_MODULE_CONNECTOR: state[COMPONENT_ENV_TO_MODULE_CONNECTOR]}
-            )
+        if not self.config.normalize_observations or group is None:
+            return
+        name = COMPONENT_ENV_TO_MODULE_CONNECTOR
+        if self.env_runner is not None:
+            state = self.env_runner.get_state(components=name)[name]
+        else:
+            state = self.env_to_module_connector.get_state()
+        group.foreach_env_runner(lambda runner: runner.set_state({name: state}))
 
     @staticmethod
     @override(Algorithm)

@@ -99,6 +99,14 @@ class TrainOptions:
     traceback: bool = False
 
 
+def _total_steps(options: TrainOptions, default_batch: int) -> int | None:
+    """Environment steps that the run is going to take; None where it is limited by time."""
+    limit = choose_limit(options.iterations, options.steps, options.minutes)
+    if limit.kind == "minutes":
+        return None
+    return int(limit.amount) * ((options.batch or default_batch) if limit.kind == "iterations" else 1)
+
+
 def build_config(options: TrainOptions) -> JointPPOConfig:
     """The validated configuration: the recipe, then the options, then `--set`.
 
@@ -110,7 +118,8 @@ def build_config(options: TrainOptions) -> JointPPOConfig:
     from thrust_rllib.recipes import recipe
 
     # A failing environment would otherwise be restarted without end, and its message lost.
-    config = recipe(JointPPOConfig()).fault_tolerance(restart_failed_env_runners=False)
+    config = JointPPOConfig().fault_tolerance(restart_failed_env_runners=False)
+    recipe(config, total_steps=_total_steps(options, config.train_batch_size_per_learner))
     config.environment(options.env, env_config=parse_pairs("--env-config", options.env_config))
     config.debugging(seed=secrets.randbelow(2**31) if options.seed is None else options.seed)
     config.env_runners(

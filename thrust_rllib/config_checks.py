@@ -41,6 +41,12 @@ NOT_SERVED: dict[str, tuple[Any, str]] = {
     "clip_rewards": (None, "rewards reach the learner as the environment pays them; clip them in the environment"),
 }
 
+PER_MODULE = (
+    "lr", "critic_lr", "gamma", "lambda_", "entropy_coeff", "clip_param", "value_clip_range", "vf_clip_param",
+    "vf_loss_coeff", "grad_clip", "value_normalization",
+)  # fmt: skip
+"""What `algorithm_config_overrides_per_module` may set; the rest is read once for the whole team."""
+
 ON_EPISODE = ("on_episode_created", "on_episode_start", "on_episode_step", "on_episode_end")
 
 
@@ -100,8 +106,9 @@ def _check_numbers(config: JointPPOConfig) -> None:
             raise ValueError(f"{name}={value!r}; needed: a number in [0, 1]")
     if config.num_epochs < 1:
         raise ValueError(f"num_epochs={config.num_epochs!r}; needed: a whole number ≥ 1")
-    if config.critic_lr is not None:
-        _check_schedule("critic_lr", config.critic_lr)
+    for name in ("lr", "critic_lr", "entropy_coeff"):
+        if getattr(config, name) is not None:
+            _check_schedule(name, getattr(config, name))
 
 
 def _check_schedule(name: str, value: Any) -> None:
@@ -150,6 +157,7 @@ def check_team(config: JointPPOConfig, table: Mapping[AgentID, ModuleID]) -> Non
                 f"cross-agent loss {name!r} couples {needed} or more agents, the environment has {len(table)}: "
                 f"{list(table)}. Leave the loss out or use another environment."
             )
+    _check_overrides(config)
     modules = sorted(set(table.values()))
     named: list[tuple[str, Any]] = [
         ("algorithm_config_overrides_per_module", config.algorithm_config_overrides_per_module)
@@ -162,6 +170,29 @@ def check_team(config: JointPPOConfig, table: Mapping[AgentID, ModuleID]) -> Non
                 raise ValueError(
                     f"{option} names module {name!r}; the modules are {modules}{nearest(str(name), modules)}"
                 )
+
+
+def _check_overrides(config: JointPPOConfig) -> None:
+    """Checks `algorithm_config_overrides_per_module`."""
+    for module_id, overrides in config.algorithm_config_overrides_per_module.items():
+        where = f"algorithm_config_overrides_per_module of {module_id!r}"
+        for key in overrides:
+            name = config._translate_special_keys(key, warn_deprecated=False)
+            if hasattr(config, name) and name not in PER_MODULE:
+                raise ValueError(
+                    f"{where} sets {name!r}, which holds for the whole team; a module may have its own "
+                    f"{', '.join(PER_MODULE)}"
+                )
+        try:
+            own = config.copy(copy_frozen=False).update_from_dict(overrides)
+            _check_numbers(own)
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from error
+        if (own.critic_lr is None) != (config.critic_lr is None):
+            raise ValueError(
+                f"{where}: critic_lr={own.critic_lr!r}, and for the others {config.critic_lr!r}; a critic optimizer is "
+                f"for every module or for none. Set .training(critic_lr=…), too."
+            )
 
 
 def what_needs_episodes(config: JointPPOConfig) -> list[str]:

@@ -189,6 +189,7 @@ class JointEnvRunner(MultiAgentEnvRunner):
             encoded = recorder.array(index, "obs" if self._actor.normalizer is None else "encoded")
             self._checks.observations(agents, encoded)
         self._checks.rewards(recorder.rewards)
+        self._checks.presence(recorder.present, recorder.terminated, recorder.truncated, recorder.rewards)
         batch = recorder.finish(
             [
                 self._actor.logp(agents, recorder.array(index, "logits"), recorder.array(index, "actions"))
@@ -211,6 +212,8 @@ class JointEnvRunner(MultiAgentEnvRunner):
         env_steps = agent_steps = t = 0
         while share.any():
             playing = share > 0
+            for agents, encoded in zip(self._agents, self._encoded, strict=True):
+                self._checks.observations(agents, encoded[None], first_step=t)
             acted = self._actor.act(self._encoded, self._masks, explore, random_actions)
             result = self._step_env(env_actions(self._agents, [done.actions for done in acted]), t)
             present = np.ones_like(result.terminated) if result.present is None else result.present
@@ -235,6 +238,7 @@ class JointEnvRunner(MultiAgentEnvRunner):
             seeds = [int(seed) for seed in self._rng.integers(2**31, size=self.num_envs)]
         self._see(self.env.reset_joint(seeds))
         self._episode_start = np.ones(self.num_envs, bool)
+        self._checks.reset()
         self._statistics.reset(time.perf_counter())
         self._needs_initial_reset = False
 

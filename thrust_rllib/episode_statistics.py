@@ -41,9 +41,9 @@ class EpisodeStatistics:
         self._agents = [str(agent) for agent in agents]
         modules = sorted({module_of[agent] for agent in agents})
         self._modules = {m: [i for i, agent in enumerate(agents) if module_of[agent] == m] for m in modules}
-        self._window = window
         # A finished episode: (per-agent returns [N], per-agent steps [N], length, seconds).
         self._finished: deque[tuple[np.ndarray, np.ndarray, int, float]] = deque(maxlen=window)
+        self._training_window: deque[tuple[np.ndarray, np.ndarray, int, float]] | None = None
         self._returns = np.zeros((len(agents), num_envs))
         self._steps = np.zeros((len(agents), num_envs), np.int64)
         self._lengths = np.zeros(num_envs, np.int64)
@@ -52,12 +52,15 @@ class EpisodeStatistics:
         self._agent_steps = np.zeros(len(agents), np.int64)
 
     def start_evaluation(self) -> None:
-        """Forgets the finished episodes and from now on keeps all, whatever the window."""
+        """Puts the window aside and from now on keeps all finished episodes."""
+        if self._training_window is None:
+            self._training_window = self._finished
         self._finished = deque()
 
     def end_evaluation(self) -> None:
-        """Goes back to the window."""
-        self._finished = deque(self._finished, maxlen=self._window)
+        """Goes back to the window as it was: RLlib may evaluate on a runner that also trains."""
+        if self._training_window is not None:
+            self._finished, self._training_window = self._training_window, None
 
     def reset(self, now: float) -> None:
         """All environments were reset; running episodes are dropped."""

@@ -141,6 +141,12 @@ class JointBatch:
             raise ValueError(f"the rollout is empty: valid has shape {self.valid.shape}, needed [T, E] with T, E > 0")
         steps, envs = self.valid.shape
         _need("episode_start", self.episode_start.shape, (steps, envs))
+        rows = np.asarray(self.bootstrap_rows)
+        if rows.ndim != 1 or (np.diff(rows) <= 0).any() or (rows.size and not 0 <= rows[0] <= rows[-1] < steps * envs):
+            raise ValueError(
+                f"bootstrap_rows is {rows.tolist()}; needed: rows t·E + e of this batch, all below {steps * envs}, "
+                "sorted, each once"
+            )
         if not self.modules:
             raise ValueError("a JointBatch needs at least one module with one agent; got none")
         for module_id, streams in self.modules.items():
@@ -153,6 +159,8 @@ class JointBatch:
                     raise ValueError(
                         f"{name} of module {module_id!r} has shape {array.shape}, needed [T, n, E] = {(steps, n, envs)}"
                     )
+            if streams.action_mask is not None:
+                _need(f"action_mask of module {module_id!r}", streams.action_mask.shape[:-1], (steps, n, envs))
             _need(
                 f"bootstrap_obs of module {module_id!r}",
                 streams.bootstrap_obs.shape[:2],

@@ -147,7 +147,7 @@ def joint_rows(
             _gather(batch, "present", modules),
         )
         logp, present = (_gather(batch, name, modules) for name in ("action_logp", "present"))
-        valid = torch.from_numpy(batch.valid.ravel())
+        valid = torch.tensor(batch.valid.ravel())
         parts.append(tuple(_rows(x, valid) for x in (logp, raw, advantages, targets, present)))
     logp, raw, advantages, targets, present = (torch.cat(x, dim=1) for x in zip(*parts, strict=True))
 
@@ -198,7 +198,7 @@ def _values(
     for batch, s, own, after in zip(batches, streams, chunks, chunks[len(streams) :], strict=False):
         steps, n, envs = s.rewards.shape
         following = torch.zeros(steps, envs, n)
-        rows = torch.from_numpy(batch.bootstrap_rows)
+        rows = torch.tensor(batch.bootstrap_rows)  # a copy: arrays out of Ray's object store are read-only
         following.view(steps * envs, n)[rows] = after.view(n, -1).T
         result.append((own.view(steps, n, envs), following.transpose(1, 2)))
     return result

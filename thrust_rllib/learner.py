@@ -39,6 +39,7 @@ from thrust_rllib.joint_rows import JointRows, joint_rows
 from thrust_rllib.minibatches import joint_minibatches, rows_per_epoch
 from thrust_rllib.optimizer_pass import OptimizerPass
 from thrust_rllib.rl_modules.mlp import ENCODER_FEATURES
+from thrust_rllib.teams import AgentToModule
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +80,7 @@ class JointPPOLearner(TorchLearner):
             self._generator.manual_seed(config.seed)
         self._warned_non_finite: set[ModuleID] = set()
         self._told_minibatches = False
+        self._check_values()
         if any(getattr(loss, "needs_features", False) for loss in config.cross_agent_losses.values()):
             self._check_features()
 
@@ -99,6 +101,16 @@ class JointPPOLearner(TorchLearner):
             self._set_optimizer_lr(optimizer, lr=schedule.update(timestep=timestep))
         for schedule in [*self._entropy_schedules.values(), *self._coupling_schedules.values()]:
             schedule.update(timestep=timestep)
+
+    def _check_values(self) -> None:
+        for module_id in self._module_ids():
+            module = self.module[module_id].unwrapped()
+            if not isinstance(module, ValueFunctionAPI):
+                raise ValueError(
+                    f"module {module_id!r} ({type(module).__name__}) has no value function; derive it from RLlib's "
+                    "ValueFunctionAPI, too, and implement compute_values(batch, embeddings=None), which returns values "
+                    "[B]; or use MLPModule."
+                )
 
     def _check_features(self) -> None:
         """A coupling on features needs them from every module: try one row, before any sampling."""
@@ -219,7 +231,7 @@ class JointPPOLearner(TorchLearner):
                 coefficients=coefficients,
                 standardize_advantages=self.config.standardize_advantages,
                 all_present=all_present,
-                cross_agent_losses=self.config.cross_agent_losses,
+                cross_agent_losses={name: self.config.cross_agent_losses[name] for name in coupling_coeffs},
                 cross_agent_coeffs=coupling_coeffs,
             )
             objectives = self._objectives(losses)
@@ -248,7 +260,21 @@ class JointPPOLearner(TorchLearner):
             "CrossAgentLoss to add a term"
         )
 
+    def _check_team(self, rollouts: Sequence[JointBatch]) -> None:
+        """Raises `ValueError` where the agents of a rollout are not those of the configuration."""
+        mapping = self.config.policy_mapping_fn
+        needed = mapping.table if isinstance(mapping, AgentToModule) else None
+        for rollout in rollouts:
+            given = {agent: m for m, streams in rollout.modules.items() for agent in streams.agents}
+            if unknown := sorted(set(given.values()) - set(self._module_ids())):
+                raise ValueError(f"the rollout has modules {unknown}; the learner's are {self._module_ids()}")
+            if needed is not None and given != needed:
+                raise ValueError(
+                    f"the rollout has the agents and modules {given}; those of the configuration are {needed}"
+                )
+
     def _joint_rows(self, rollouts: Sequence[JointBatch]) -> JointRows:
+        self._check_team(rollouts)
         configs = {m: self.config.get_config_for_module(m) for m in rollouts[0].modules}
         return joint_rows(
             rollouts,

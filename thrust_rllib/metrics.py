@@ -161,11 +161,10 @@ def log_update(
             )
         logger.log_value((module_id, NUM_MODULE_STEPS_TRAINED), steps, reduce="sum")
         logger.log_value((module_id, NUM_MODULE_STEPS_TRAINED_LIFETIME), steps, reduce="lifetime_sum")
-    shared = {
-        TOTAL_LOSS: summary.total_loss,
-        NUM_MINIBATCH_STEPS: taken,
-        CROSS_AGENT_LOSS: {**summary.couplings, "total": summary.coupling_total},
-    }
+    shared: dict[str, Any] = {NUM_MINIBATCH_STEPS: taken}
+    if taken:
+        shared[TOTAL_LOSS] = summary.total_loss
+        shared[CROSS_AGENT_LOSS] = {**summary.couplings, "total": summary.coupling_total}
     if coupling_coeffs:
         shared[CROSS_AGENT_COEFF] = dict(coupling_coeffs)
     logger.log_dict(shared, key=ALL_MODULES, window=1)

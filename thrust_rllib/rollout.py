@@ -28,9 +28,9 @@ class RolloutRecorder:
         num_agents = sum(len(m) for m in modules)
         shape = (num_steps, num_agents, num_envs)
         self.rewards = np.empty(shape, np.float32)
-        self._present = np.empty(shape, bool)
-        self._terminated = np.empty(shape, bool)
-        self._truncated = np.empty(shape, bool)
+        self.present = np.empty(shape, bool)
+        self.terminated = np.empty(shape, bool)
+        self.truncated = np.empty(shape, bool)
         self._episode_start = np.empty((num_steps, num_envs), bool)
         self._extras: dict[str, np.ndarray] = {}
         self._bootstrap_rows: list[np.ndarray] = []
@@ -73,8 +73,8 @@ class RolloutRecorder:
         extras: Mapping[str, np.ndarray],
     ) -> None:
         """Stores what the environment answered at step t: [N, E] arrays in the environment's agent order."""
-        self.rewards[t], self._present[t] = rewards, present
-        self._terminated[t], self._truncated[t] = terminated, truncated
+        self.rewards[t], self.present[t] = rewards, present
+        self.terminated[t], self.truncated[t] = terminated, truncated
         self._episode_start[t] = episode_start
         for name, value in extras.items():
             value = np.asarray(value)
@@ -112,9 +112,9 @@ class RolloutRecorder:
                 actions=arrays["actions"],
                 action_logp=action_logp[index],
                 rewards=self.rewards[:, where],
-                present=self._present[:, where],
-                terminated=self._terminated[:, where],
-                truncated=self._truncated[:, where] & ~self._terminated[:, where],
+                present=self.present[:, where],
+                terminated=self.terminated[:, where],
+                truncated=self.truncated[:, where] & ~self.terminated[:, where],
                 bootstrap_obs=self.bootstrap(index),
                 action_mask=arrays.get("action_mask"),
             )

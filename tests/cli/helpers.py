@@ -2,7 +2,9 @@
 
 import csv
 import json
+import struct
 
+from tensorboardX.proto.event_pb2 import Event
 from typer.testing import CliRunner
 
 from thrust_rllib.cli import app
@@ -30,3 +32,12 @@ def read_json(path):
 
 def checkpoints(folder):
     return sorted(path.name for path in (folder / "checkpoints").iterdir())
+
+
+def events(path):
+    """The records of a TensorBoard file: length (8 bytes), its checksum (4), the record, its checksum (4)."""
+    data, start = path.read_bytes(), 0
+    while start < len(data):
+        (length,) = struct.unpack_from("<Q", data, start)
+        yield Event.FromString(data[start + 12 : start + 12 + length])
+        start += length + 16

@@ -31,8 +31,19 @@ def test_limit():
     assert choose_limit(None, None, 0.5) == Limit("minutes", 0.5)
 
 
+@pytest.mark.parametrize(
+    "given, total", [({"steps": 5000}, 5000), ({"iterations": 3, "batch": 64}, 192), ({"minutes": 1.0}, None)]
+)
+def test_learning_rate_falls_over_the_length_of_the_run(given, total):
+    from thrust_rllib import JointPPOConfig
+    from thrust_rllib.recipes import recipe
+
+    config = build_config(TrainOptions("climbing", seed=3, minibatch=32, **given))
+    assert config.lr == recipe(JointPPOConfig(), total).lr
+
+
 def test_options_that_are_not_given_have_the_recipes_values():
-    config, expected = build_config(TrainOptions("climbing", seed=3)), recipe(JointPPOConfig())
+    config, expected = build_config(TrainOptions("climbing", minutes=1, seed=3)), recipe(JointPPOConfig())
     for name in ("lr", "gamma", "iterate_all_minibatches", "num_envs_per_env_runner", "entropy_coeff", "num_epochs"):
         assert getattr(config, name) == getattr(expected, name)
     assert config.seed == 3 and config.cross_agent_losses == {}

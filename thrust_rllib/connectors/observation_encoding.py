@@ -2,7 +2,7 @@
 
 | space | encoded as |
 |---|---|
-| Box, any rank, float or integer | the same shape, float32 |
+| Box, any rank, float or integer | the same shape (a single number: [1]), float32 |
 | Box of dtype uint8 | the same shape, divided by 255 |
 | Discrete(k, start) | one-hot [k] |
 | MultiDiscrete([k0, k1, …]) | one-hots side by side [Σk] |
@@ -54,6 +54,7 @@ class ObservationEncoder:
         self.encoded_space = gym.spaces.Box(low, high, dtype=np.float32)
         # Comparing with infinite bounds costs a pass over the data and can only ever find a NaN.
         self.bounded = bool(np.isfinite(low).any() or np.isfinite(high).any())
+        self._half_bounded = self.bounded and not bool(np.isfinite(low).all() and np.isfinite(high).all())
 
     def encode(self, raw: Any) -> np.ndarray:
         """[…, *space] (or a dict or tuple of arrays) to float32 […, *encoded_space.shape]."""
@@ -73,6 +74,8 @@ class ObservationEncoder:
         if self.bounded and check_bounds:
             # A NaN fails both comparisons.
             good = (encoded >= self.encoded_space.low) & (encoded <= self.encoded_space.high)
+            if self._half_bounded:
+                good &= np.isfinite(encoded)  # infinity lies inside an infinite bound
         else:
             good = np.isfinite(encoded)
         if good.all():
@@ -90,7 +93,8 @@ class ObservationEncoder:
 def _encoded_bounds(space: gym.Space) -> tuple[np.ndarray, np.ndarray]:
     if isinstance(space, gym.spaces.Box):
         scale = np.float32(255.0 if space.dtype == np.uint8 else 1.0)
-        return space.low.astype(np.float32) / scale, space.high.astype(np.float32) / scale
+        shape = space.shape or (1,)
+        return space.low.astype(np.float32).reshape(shape) / scale, space.high.astype(np.float32).reshape(shape) / scale
     if isinstance(space, gym.spaces.Discrete):
         return np.zeros(int(space.n), np.float32), np.ones(int(space.n), np.float32)
     if isinstance(space, gym.spaces.MultiDiscrete):
@@ -117,6 +121,8 @@ def _components(space: gym.spaces.Dict | gym.spaces.Tuple) -> list[gym.Space]:
 def _encode(space: gym.Space, raw: Any) -> np.ndarray:
     if isinstance(space, gym.spaces.Box):
         array = np.asarray(raw)
+        if not space.shape:
+            array = array[..., None]
         if space.dtype == np.uint8:
             return np.divide(array, np.float32(255.0), dtype=np.float32)
         return array.astype(np.float32, copy=False)

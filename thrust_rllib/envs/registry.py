@@ -16,6 +16,7 @@ Neither Ray nor PettingZoo is imported here: an environment that needs one has i
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -91,7 +92,7 @@ def register_joint_env(name: str, factory: Any, help: str = "") -> None:
     Args:
         name: without a colon.
         factory: whatever `make_vector_env` takes.
-        help: one line for `list_envs`.
+        help: one line for `list_envs`; default: the first line of the factory's docstring.
 
     Raises:
         ValueError: the name has a colon, or is taken by another environment.
@@ -101,7 +102,7 @@ def register_joint_env(name: str, factory: Any, help: str = "") -> None:
     if name in _BUILT_IN or (name in _registered and _registered[name][0] is not factory):
         raise ValueError(f"the name {name!r} is taken by another environment; choose another")
     resolve_env(factory)
-    _registered[name] = (factory, help)
+    _registered[name] = (factory, help or (inspect.getdoc(factory) or "no description").splitlines()[0])
 
 
 def resolve_env(env: Any) -> EnvSpec:
