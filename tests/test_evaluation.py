@@ -52,14 +52,11 @@ def test_plays_the_episodes_asked_for(untrained, num_episodes, num_envs):
 
 
 @pytest.mark.parametrize("explore", [False, True])
-def test_the_seed_decides_everything_and_the_runner_is_left_alone(untrained, explore):
-    before = untrained.env_runner.sample(num_timesteps=32)
+def test_the_seed_decides_everything(untrained, explore):
     first, second, other = (play_episodes(untrained, 8, seed=seed, explore=explore) for seed in (3, 3, 4))
     np.testing.assert_array_equal(first.returns, second.returns)
     if explore:
         assert (first.returns != other.returns).any()
-    after = untrained.env_runner.sample(num_timesteps=32)
-    assert [type(x) for x in before] == [type(x) for x in after]
 
 
 def test_playing_does_not_change_the_training(ray_session):

@@ -104,8 +104,8 @@ def _play(env: VectorJointEnv, config: Any, runner: Any, num_episodes: int, seed
         observations = result.observations
         running += result.rewards
         steps += 1
-        ends = [per_agent_flags(flags, *running.shape) for flags in (result.terminated, result.truncated)]
-        for e in np.flatnonzero(episode_over(*ends, result.present)):
+        terminated, truncated = (per_agent_flags(x, *running.shape) for x in (result.terminated, result.truncated))
+        for e in np.flatnonzero(episode_over(terminated, truncated, result.present)):
             if remaining[e]:
                 remaining[e] -= 1
                 played[e].append((running[:, e].copy(), int(steps[e])))
