@@ -19,15 +19,13 @@ PACKAGE = Path(thrust_rllib.__file__).parent
 LAYERS: dict[str, list[str]] = {
     "mathematics, data, environments": ["functional.", "joint_batch", "cross_agent_losses", "envs."],
     "names": ["options", "teams"],
-    "modules and connectors": ["rl_modules.", "connectors.", "module_agents"],
-    "sampling": ["acting", "rollout", "rollout_checks", "episode_statistics", "env_runner"],
+    "modules and connectors": ["rl_modules.", "connectors."],
+    "sampling": ["sampling.", "env_runner"],
     "losses": ["minibatches", "joint_rows", "joint_losses", "optimizer_pass"],
     "learning": ["metrics", "learner", "learner_group"],
     "algorithm": ["config_checks", "config", "algorithm", "registration"],
-    "runs": ["recipes", "evaluation", "run_folder", "run_record", "training_progress", "report", "learning_curves"],
-    "command line": [
-        "progress_view", "training_run", "cli_messages", "cli_options", "train_command", "cli", "__main__",
-    ],
+    "runs": ["recipes", "evaluation"],
+    "command line": ["command_line.", "learning_curves", "report", "cli", "__main__"],
 }  # fmt: skip
 FACADE = "__init__"
 # Imports inside a function, where two files need each other; everything else is imported at the top.

@@ -49,7 +49,7 @@ def _main(
 @app.command()
 def envs() -> None:
     """List the environments that can be named."""
-    from thrust_rllib.cli_messages import print_envs
+    from thrust_rllib.command_line.messages import print_envs
 
     print_envs(Console())
 
@@ -129,8 +129,8 @@ def train(
 
     Exit code: 0 finished, 1 failed while running, 2 wrong usage, 130 stopped by Ctrl-C.
     """
-    from thrust_rllib.cli_options import TrainOptions
-    from thrust_rllib.train_command import run
+    from thrust_rllib.command_line.options import TrainOptions
+    from thrust_rllib.command_line.train import run
 
     options = TrainOptions(
         env=env, env_config=env_config or (), iterations=iterations, steps=steps, minutes=minutes, runners=runners,

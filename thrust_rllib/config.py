@@ -29,9 +29,9 @@ from thrust_rllib.envs.names import nearest
 from thrust_rllib.envs.registry import EnvSpec, make_vector_env, resolve_env
 from thrust_rllib.learner import JointPPOLearner
 from thrust_rllib.learner_group import JointLearnerGroup
-from thrust_rllib.module_agents import agents_of_modules
 from thrust_rllib.options import checks_keywords
 from thrust_rllib.rl_modules.mlp import MLPModule
+from thrust_rllib.sampling.module_agents import agents_of_modules
 from thrust_rllib.teams import AgentToModule, Team, is_team, mapped_table, team_table
 
 logger = logging.getLogger(__name__)

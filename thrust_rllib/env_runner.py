@@ -29,15 +29,15 @@ from ray.rllib.utils.metrics import (
 )
 from ray.rllib.utils.typing import ResultDict
 
-from thrust_rllib.acting import TeamActor
 from thrust_rllib.connectors.observation_normalizer import ObservationNormalizer
 from thrust_rllib.envs.joint_env import JointStepResult, VectorJointEnv, episode_over, per_agent_flags
 from thrust_rllib.envs.registry import make_vector_env
-from thrust_rllib.episode_statistics import EpisodeStatistics
 from thrust_rllib.joint_batch import AgentID, JointBatch
-from thrust_rllib.module_agents import agents_of_modules, env_actions
-from thrust_rllib.rollout import RolloutRecorder
-from thrust_rllib.rollout_checks import RolloutChecks
+from thrust_rllib.sampling.acting import TeamActor
+from thrust_rllib.sampling.episode_statistics import EpisodeStatistics
+from thrust_rllib.sampling.module_agents import agents_of_modules, env_actions
+from thrust_rllib.sampling.rollout import RolloutRecorder
+from thrust_rllib.sampling.rollout_checks import RolloutChecks
 
 logger = logging.getLogger(__name__)
 

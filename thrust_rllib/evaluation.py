@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from thrust_rllib.acting import TeamActor
 from thrust_rllib.connectors.observation_normalizer import ObservationNormalizer
 from thrust_rllib.envs.joint_env import AgentID, VectorJointEnv, episode_over, per_agent_flags
 from thrust_rllib.envs.registry import make_vector_env
-from thrust_rllib.module_agents import agents_of_modules, env_actions
+from thrust_rllib.sampling.acting import TeamActor
+from thrust_rllib.sampling.module_agents import agents_of_modules, env_actions
 
 MAX_ENVS = 256
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from thrust_rllib.command_line.run_folder import PROGRESS_FILE
+from thrust_rllib.command_line.run_record import write_json
+from thrust_rllib.command_line.training_progress import in_order
 from thrust_rllib.learning_curves import learning_curves
-from thrust_rllib.run_folder import PROGRESS_FILE
-from thrust_rllib.run_record import write_json
-from thrust_rllib.training_progress import in_order
 
 REPORT = "report"
 PLOT = "learning_curves.png"

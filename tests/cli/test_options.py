@@ -3,9 +3,9 @@ import math
 import pytest
 
 from thrust_rllib import JointPPOConfig
-from thrust_rllib.cli_options import TrainOptions, build_config, choose_limit, parse_pairs, parse_value
+from thrust_rllib.command_line.options import TrainOptions, build_config, choose_limit, parse_pairs, parse_value
+from thrust_rllib.command_line.training_progress import Limit
 from thrust_rllib.recipes import recipe
-from thrust_rllib.training_progress import Limit
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ import math
 import pytest
 from rich.console import Console
 
-from thrust_rllib.progress_view import LiveView, PlainView, ViewHandler, sparkline
-from thrust_rllib.training_progress import Limit, Progress, duration, in_order, number
+from thrust_rllib.command_line.progress_view import LiveView, PlainView, ViewHandler, sparkline
+from thrust_rllib.command_line.training_progress import Limit, Progress, duration, in_order, number
 
 RESULT = {
     "training_iteration": 3,

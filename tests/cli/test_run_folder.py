@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tests.cli.helpers import checkpoints, rows
-from thrust_rllib.run_folder import ResultLog, RunFolder, choose_folder
-from thrust_rllib.run_record import write_json
+from thrust_rllib.command_line.run_folder import ResultLog, RunFolder, choose_folder
+from thrust_rllib.command_line.run_record import write_json
 
 
 def test_default_folders_are_named_after_the_environment_and_never_taken(tmp_path, monkeypatch):

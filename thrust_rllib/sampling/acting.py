@@ -15,8 +15,8 @@ from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule
 from ray.rllib.core.rl_module.rl_module import RLModule
 
 from thrust_rllib.connectors.observation_normalizer import ObservationNormalizer
-from thrust_rllib.module_agents import ModuleAgents
 from thrust_rllib.rl_modules.distributions import mask_logits, runs_alike
+from thrust_rllib.sampling.module_agents import ModuleAgents
 
 
 @dataclass(frozen=True)

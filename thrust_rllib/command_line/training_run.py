@@ -14,12 +14,12 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from thrust_rllib.run_folder import RAY_LOGGERS, RunFolder
-from thrust_rllib.training_progress import Limit, Progress
+from thrust_rllib.command_line.run_folder import RAY_LOGGERS, RunFolder
+from thrust_rllib.command_line.training_progress import Limit, Progress
 
 if TYPE_CHECKING:
+    from thrust_rllib.command_line.progress_view import View
     from thrust_rllib.config import JointPPOConfig
-    from thrust_rllib.progress_view import View
 
 ERROR_FILE = "error.txt"
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from thrust_rllib.command_line.training_progress import Limit
 from thrust_rllib.envs.names import nearest
-from thrust_rllib.training_progress import Limit
 
 if TYPE_CHECKING:
     from thrust_rllib.config import JointPPOConfig

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from thrust_rllib.acting import Acted
 from thrust_rllib.joint_batch import JointBatch, ModuleStreams
-from thrust_rllib.module_agents import ModuleAgents
+from thrust_rllib.sampling.acting import Acted
+from thrust_rllib.sampling.module_agents import ModuleAgents
 
 
 class RolloutRecorder:

@@ -8,7 +8,7 @@ import numpy as np
 
 from thrust_rllib.envs.joint_env import GENERAL_DOOR, episode_over
 from thrust_rllib.joint_batch import AgentID
-from thrust_rllib.module_agents import ModuleAgents
+from thrust_rllib.sampling.module_agents import ModuleAgents
 
 
 class RolloutChecks:

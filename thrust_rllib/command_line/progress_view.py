@@ -15,7 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from thrust_rllib.training_progress import Limit, Progress, duration, number
+from thrust_rllib.command_line.training_progress import Limit, Progress, duration, number
 
 SPARKS = "▁▂▃▄▅▆▇█"
 AGENTS_PER_LINE = 8

@@ -12,13 +12,13 @@ from typing import Any
 
 from rich.console import Console
 
-from thrust_rllib.cli_messages import print_end, print_error
-from thrust_rllib.cli_options import TrainOptions, build_config, choose_limit, parse_pairs
-from thrust_rllib.progress_view import LiveView, PlainView, View, ViewHandler
-from thrust_rllib.run_folder import CONFIG_FILE, RunFolder, choose_folder
-from thrust_rllib.run_record import run_record, write_json
-from thrust_rllib.training_progress import Limit
-from thrust_rllib.training_run import build, quieten_ray, run_training, start_ray
+from thrust_rllib.command_line.messages import print_end, print_error
+from thrust_rllib.command_line.options import TrainOptions, build_config, choose_limit, parse_pairs
+from thrust_rllib.command_line.progress_view import LiveView, PlainView, View, ViewHandler
+from thrust_rllib.command_line.run_folder import CONFIG_FILE, RunFolder, choose_folder
+from thrust_rllib.command_line.run_record import run_record, write_json
+from thrust_rllib.command_line.training_progress import Limit
+from thrust_rllib.command_line.training_run import build, quieten_ray, run_training, start_ray
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 

@@ -9,9 +9,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from thrust_rllib.run_folder import CONFIG_FILE, LOG_FILE, PROGRESS_FILE, RunFolder
-from thrust_rllib.training_progress import duration, number
-from thrust_rllib.training_run import ERROR_FILE, Outcome
+from thrust_rllib.command_line.run_folder import CONFIG_FILE, LOG_FILE, PROGRESS_FILE, RunFolder
+from thrust_rllib.command_line.training_progress import duration, number
+from thrust_rllib.command_line.training_run import ERROR_FILE, Outcome
 
 OTHER_NAMES = {
     "pettingzoo:<module>": "a PettingZoo parallel environment, e.g. pettingzoo:mpe2.simple_spread_v3",

@@ -1,0 +1,1 @@
+"""`thrust-rllib train` behind its options: configuration, run folder, loop, views and messages."""
