@@ -45,7 +45,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: $(STAMP)  ## train on the built-in bucket brigade, with plots in runs/demo-<time> (up to 4 minutes)
 	$(BIN)/thrust-rllib train bucket_brigade --env-config scenario=minimal_specialization --redundancy 0.1 \
-		--minutes 2.5 --seed 0 --output runs/demo-$$(date +%Y%m%d-%H%M%S)
+		--steps 300000 --seed 0 --output runs/demo-$$(date +%Y%m%d-%H%M%S)
 
 demo-short: $(STAMP)  ## the same for two iterations, in a temporary folder
 	@dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && \
