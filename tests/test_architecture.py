@@ -22,7 +22,7 @@ LAYERS: dict[str, list[str]] = {
     "modules and connectors": ["rl_modules.", "connectors."],
     "sampling": ["sampling.", "env_runner"],
     "losses": ["minibatches", "joint_rows", "joint_losses", "optimizer_pass"],
-    "learning": ["metrics", "learner", "learner_group"],
+    "learning": ["metrics", "learner_checks", "learner", "learner_group"],
     "algorithm": ["config_checks", "config", "algorithm", "registration"],
     "runs": ["recipes", "evaluation"],
     "command line": ["command_line.", "learning_curves", "report", "cli", "__main__"],

@@ -3,6 +3,8 @@
 `update` runs its steps in the order in which they are written. RLlib's `Learner.update` differs in that its minibatches
 keep one permutation per module (`MiniBatchCyclicIterator`), so that row k of two modules is not the same time step, and
 in that it takes frozen modules out of the batch, where a coupling could no longer read them.
+
+The file is longer than others so that an update is read from top to bottom in one place.
 """
 
 from __future__ import annotations
@@ -11,7 +13,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import ray
 import torch
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.core.columns import Columns
@@ -36,10 +37,9 @@ from thrust_rllib.joint_losses import (
     forward_team,
 )
 from thrust_rllib.joint_rows import JointRows, joint_rows
+from thrust_rllib.learner_checks import check_modules, check_team, rollouts_of
 from thrust_rllib.minibatches import joint_minibatches, rows_per_epoch
 from thrust_rllib.optimizer_pass import OptimizerPass
-from thrust_rllib.rl_modules.mlp import ENCODER_FEATURES
-from thrust_rllib.teams import AgentToModule
 
 logger = logging.getLogger(__name__)
 
@@ -78,11 +78,11 @@ class JointPPOLearner(TorchLearner):
             self._generator.seed()
         else:
             self._generator.manual_seed(config.seed)
-        self._warned_non_finite: set[ModuleID] = set()
+        self._warned_non_finite: set[str] = set()
         self._told_minibatches = False
-        self._check_values()
-        if any(getattr(loss, "needs_features", False) for loss in config.cross_agent_losses.values()):
-            self._check_features()
+        check_modules(
+            {m: self.module[m].unwrapped() for m in self._module_ids()}, config.cross_agent_losses, self._device
+        )
 
     def _module_ids(self) -> list[ModuleID]:
         return sorted(self.module.keys())
@@ -101,32 +101,6 @@ class JointPPOLearner(TorchLearner):
             self._set_optimizer_lr(optimizer, lr=schedule.update(timestep=timestep))
         for schedule in [*self._entropy_schedules.values(), *self._coupling_schedules.values()]:
             schedule.update(timestep=timestep)
-
-    def _check_values(self) -> None:
-        for module_id in self._module_ids():
-            module = self.module[module_id].unwrapped()
-            if not isinstance(module, ValueFunctionAPI):
-                raise ValueError(
-                    f"module {module_id!r} ({type(module).__name__}) has no value function; derive it from RLlib's "
-                    "ValueFunctionAPI, too, and implement compute_values(batch, embeddings=None), which returns values "
-                    "[B]; or use MLPModule."
-                )
-
-    def _check_features(self) -> None:
-        """A coupling on features needs them from every module: try one row, before any sampling."""
-        for module_id in self._module_ids():
-            module = self.module[module_id].unwrapped()
-            obs = torch.zeros(2, *module.observation_space.shape, device=self._device)
-            with torch.no_grad():
-                outputs = module.forward_train({Columns.OBS: obs})
-            if ENCODER_FEATURES not in outputs:
-                names = [n for n, loss in self.config.cross_agent_losses.items() if loss.needs_features]
-                raise ValueError(
-                    f"cross-agent loss {names[0]!r} reads the agents' features, but module {module_id!r} "
-                    f"({type(module).__name__}) gives none: its forward_train returns {sorted(outputs)}. Let it return "
-                    f"the actor's features [B, D] under '{ENCODER_FEATURES}', use MLPModule, or set needs_features = "
-                    "False on a loss that does not read them."
-                )
 
     @override(TorchLearner)
     def rl_module_is_compatible(self, module: Any) -> bool:
@@ -172,7 +146,7 @@ class JointPPOLearner(TorchLearner):
         """Trains on rollouts: `num_epochs` passes over their joint minibatches, one gradient step each.
 
         Args:
-            batch: not used; rollouts come as `episodes` or inside `training_data`.
+            batch: not used, as batches, batch_refs and data_iterators: RLlib's other forms of data.
             batches: not used.
             batch_refs: not used.
             episodes: rollouts.
@@ -193,7 +167,8 @@ class JointPPOLearner(TorchLearner):
         """
         self._check_is_built()
         timesteps = timesteps or {}
-        rollouts = _rollouts(training_data, episodes, episodes_refs)
+        rollouts = rollouts_of(training_data or TrainingData(episodes=episodes, episodes_refs=episodes_refs))
+        check_team(rollouts, self._module_ids(), self.config.policy_mapping_fn)
         self.before_gradient_based_update(timesteps=timesteps)
         self._set_schedules(timesteps.get(NUM_ENV_STEPS_SAMPLED_LIFETIME, 0) - sum(len(r) for r in rollouts))
         self._weights_seq_no += 1
@@ -238,7 +213,7 @@ class JointPPOLearner(TorchLearner):
             for optimizer_pass, objective in zip(passes, objectives, strict=True):
                 optimizer_pass.compute_gradients(objective, retain_graph=optimizer_pass is not passes[-1])
             norms = [optimizer_pass.clip() for optimizer_pass in passes]
-            finite = metrics.finite_modules(losses, norms, frozen)
+            finite = metrics.finite_parts(losses, norms, frozen)
             everything_finite = finite.all()
             for optimizer_pass in passes:
                 optimizer_pass.step(everything_finite)
@@ -260,21 +235,7 @@ class JointPPOLearner(TorchLearner):
             "CrossAgentLoss to add a term"
         )
 
-    def _check_team(self, rollouts: Sequence[JointBatch]) -> None:
-        """Raises `ValueError` where the agents of a rollout are not those of the configuration."""
-        mapping = self.config.policy_mapping_fn
-        needed = mapping.table if isinstance(mapping, AgentToModule) else None
-        for rollout in rollouts:
-            given = {agent: m for m, streams in rollout.modules.items() for agent in streams.agents}
-            if unknown := sorted(set(given.values()) - set(self._module_ids())):
-                raise ValueError(f"the rollout has modules {unknown}; the learner's are {self._module_ids()}")
-            if needed is not None and given != needed:
-                raise ValueError(
-                    f"the rollout has the agents and modules {given}; those of the configuration are {needed}"
-                )
-
     def _joint_rows(self, rollouts: Sequence[JointBatch]) -> JointRows:
-        self._check_team(rollouts)
         configs = {m: self.config.get_config_for_module(m) for m in rollouts[0].modules}
         return joint_rows(
             rollouts,
@@ -337,15 +298,14 @@ class JointPPOLearner(TorchLearner):
 
     def _log_update(self, totals: metrics.UpdateTotals, coupling_coeffs: Mapping[str, Any]) -> None:
         summary = totals.summary()
-        for module_id in summary.non_finite_modules:
-            if module_id not in self._warned_non_finite:
-                self._warned_non_finite.add(module_id)
+        for name, count in summary.non_finite.items():
+            if name not in self._warned_non_finite:
+                self._warned_non_finite.add(name)
                 logger.warning(
-                    "module %r had a loss or gradient that is not finite in %d of %d minibatches; nobody stepped on "
-                    "these. Lower its learning rate or look at its observations and rewards. (Told once; see the "
-                    "metric %s.)",
-                    module_id,
-                    summary.non_finite_modules[module_id],
+                    "%s: a loss or gradient was not finite in %d of %d minibatches; nobody stepped on these. Lower the "
+                    "learning rate, or look at observations and rewards. (Told once; see the metric %s.)",
+                    name,
+                    count,
                     summary.num_minibatches,
                     metrics.NUM_NON_FINITE_MINIBATCHES,
                 )
@@ -389,20 +349,3 @@ VALUE_MOMENTS_DECAY = 0.95
 
 VALUE_ROWS = 16_384
 """Rows of one forward pass for values."""
-
-
-def _rollouts(
-    training_data: TrainingData | None, episodes: Sequence[JointBatch] | None, episodes_refs: Any
-) -> list[JointBatch]:
-    if training_data is None:
-        training_data = TrainingData(episodes=episodes, episodes_refs=episodes_refs)
-    if training_data.episodes_refs is not None:
-        found = [rollout for part in ray.get(list(training_data.episodes_refs)) for rollout in part]
-    else:
-        found = list(training_data.episodes or [])
-    if not found or not all(isinstance(rollout, JointBatch) for rollout in found):
-        kinds = sorted({type(rollout).__name__ for rollout in found})
-        raise ValueError(
-            f"JointPPOLearner got {kinds or 'no rollout'}; needed: JointBatch objects, as JointEnvRunner samples them"
-        )
-    return found

@@ -30,18 +30,23 @@ CROSS_AGENT_COEFF = "cross_agent_coeff"
 GRADIENT_NORM = "gradients_default_optimizer_global_norm"
 
 
-def finite_modules(losses: JointLosses, norms: Sequence[Tensor], frozen: Tensor) -> Tensor:
-    """Which modules have finite losses and gradients, bool [m + 1]; the last entry stands for the couplings.
+def finite_parts(losses: JointLosses, norms: Sequence[Tensor], frozen: Tensor) -> Tensor:
+    """What was finite in a minibatch, bool [m + 1]: each module, and last the couplings.
+
+    A number that is not finite spreads through a coupling to everybody's gradients. Only the source is marked: modules
+    whose own loss is not finite; else the couplings; else modules whose gradient is not.
 
     Args:
         losses: of the minibatch.
         norms: [m] global gradient norms of each pass.
-        frozen: bool [m]; a frozen module cannot stop the others by its loss, only through a coupling.
+        frozen: bool [m]; a frozen module's loss stops nobody, unless it reaches a coupling.
     """
-    checked = torch.isfinite(losses.actor + losses.critic)
-    for norm in norms:
-        checked = checked & torch.isfinite(norm)
-    return torch.cat([checked | frozen, torch.isfinite(losses.coupling).view(1)])
+    coupling = ~torch.isfinite(losses.coupling)
+    loss = ~torch.isfinite(losses.actor + losses.critic) & (~frozen | coupling)
+    gradient = torch.stack([~torch.isfinite(norm) for norm in norms]).any(0)
+    coupling = coupling & ~loss.any()
+    gradient = gradient & ~loss.any() & ~coupling
+    return ~torch.cat([loss | gradient, coupling.view(1)])
 
 
 @dataclass(frozen=True)
@@ -54,7 +59,7 @@ class UpdateSummary:
     total_loss: float
     num_minibatches: int
     num_non_finite: int
-    non_finite_modules: dict[ModuleID, int]
+    non_finite: dict[str, int]
     rows_trained: int
     module_rows_trained: dict[ModuleID, int]
 
@@ -105,6 +110,7 @@ class UpdateTotals:
         taken = int(shared[-1])
         mean = (self._statistics / max(taken, 1)).T.tolist()
         names = [*STATISTICS, TOTAL_LOSS, GRADIENT_NORM]
+        sources = [*(f"module {m!r}" for m in self._module_ids), f"cross-agent losses {self._couplings}"]
         nowhere = [int(n) for n in self._non_finite.tolist()]
         return UpdateSummary(
             modules={
@@ -115,7 +121,7 @@ class UpdateTotals:
             total_loss=shared[-2] / max(taken, 1),
             num_minibatches=self._minibatches,
             num_non_finite=self._minibatches - taken,
-            non_finite_modules={m: n for m, n in zip(self._module_ids, nowhere, strict=False) if n},
+            non_finite={name: n for name, n in zip(sources, nowhere, strict=True) if n},
             rows_trained=self._rows,
             module_rows_trained={
                 m: int(round(values[-1] * max(taken, 1))) for m, values in zip(self._module_ids, mean, strict=True)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from ray.rllib.algorithms.ppo.torch.default_ppo_torch_rl_module import DefaultPPOTorchRLModule
 from ray.rllib.core.rl_module.apis import ValueFunctionAPI
+from ray.rllib.core.rl_module.multi_rl_module import MultiRLModuleSpec
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.core.rl_module.torch.torch_rl_module import TorchRLModule
 
@@ -27,7 +28,7 @@ from tests.support import (
     tiny_config,
     update,
 )
-from thrust_rllib import CrossAgentLoss, RedundancyPenalty
+from thrust_rllib import CrossAgentLoss, MLPModule, RedundancyPenalty
 
 
 def batch_for(config, steps=64):
@@ -377,7 +378,36 @@ def test_a_coupling_alone_that_is_not_finite_is_named_in_a_warning(caplog):
     config = tiny_config(cross_agent_losses={"bad": lambda features, *rest: features["agent_0"].sum() * float("nan")})
     with caplog.at_level(logging.WARNING, logger="thrust_rllib"):
         trained(config)
-    assert any("not finite" in r.getMessage() for r in caplog.records)
+    told = [r.getMessage() for r in caplog.records if "not finite" in r.getMessage()]
+    assert len(told) == 1 and told[0].startswith("cross-agent losses ['bad']")
+
+
+class NaNFeatures(MLPModule):
+    """Its features, and with them everything it says, become NaN in the second minibatch of its life."""
+
+    calls = 0
+
+    def _forward_train(self, batch, **kwargs):
+        outputs = super()._forward_train(batch, **kwargs)
+        NaNFeatures.calls += 1
+        if NaNFeatures.calls != 2 + 1:  # the first call is the check of the features at construction
+            return outputs
+        return {key: value * float("nan") for key, value in outputs.items()}
+
+
+def test_a_nan_that_spreads_through_a_coupling_is_blamed_on_its_source(caplog):
+    NaNFeatures.calls = 0
+    config = tiny_config(iterate_all_minibatches=True, cross_agent_losses={"redundancy": RedundancyPenalty()}, lr=1e-3)
+    model = {"fcnet_hiddens": [8]}
+    kinds = {"agent_0": MLPModule, "agent_1": NaNFeatures, "agent_2": MLPModule}
+    specs = {m: RLModuleSpec(module_class=kind, model_config=model) for m, kind in kinds.items()}
+    config.rl_module(rl_module_spec=MultiRLModuleSpec(rl_module_specs=specs))
+    with caplog.at_level(logging.WARNING, logger="thrust_rllib"):
+        learner, (result,) = trained(config)
+    assert result["__all_modules__"]["num_non_finite_minibatches"] == 1
+    told = [r.getMessage() for r in caplog.records if "not finite" in r.getMessage()]
+    assert len(told) == 1 and told[0].startswith("module 'agent_1'")
+    assert all(np.isfinite(p).all() for named in parameters(learner).values() for p in named.values())
 
 
 # --------------------------------------------------------------------------------------------- state

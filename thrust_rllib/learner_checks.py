@@ -1,0 +1,81 @@
+"""What the learner can train on: its modules, checked when it is built, and the rollouts of an update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import ray
+import torch
+from ray.rllib.core.columns import Columns
+from ray.rllib.core.learner.training_data import TrainingData
+from ray.rllib.core.rl_module.apis import ValueFunctionAPI
+
+from thrust_rllib.cross_agent_losses import CrossAgentLoss
+from thrust_rllib.joint_batch import JointBatch, ModuleID
+from thrust_rllib.rl_modules.mlp import ENCODER_FEATURES
+from thrust_rllib.teams import AgentToModule
+
+
+def check_modules(
+    modules: Mapping[ModuleID, Any], losses: Mapping[str, CrossAgentLoss], device: torch.device | str
+) -> None:
+    """Checks that every module has values and, where a coupling reads them, features (two rows of zeros are tried).
+
+    Raises:
+        ValueError: a module without `ValueFunctionAPI`, or without `encoder_features` for a coupling.
+    """
+    readers = [name for name, loss in losses.items() if getattr(loss, "needs_features", False)]
+    for module_id, module in modules.items():
+        if not isinstance(module, ValueFunctionAPI):
+            raise ValueError(
+                f"module {module_id!r} ({type(module).__name__}) has no value function; derive it from RLlib's "
+                "ValueFunctionAPI, too, and implement compute_values(batch, embeddings=None), which returns values "
+                "[B]; or use MLPModule."
+            )
+        if not readers:
+            continue
+        with torch.no_grad():
+            outputs = module.forward_train(
+                {Columns.OBS: torch.zeros(2, *module.observation_space.shape, device=device)}
+            )
+        if ENCODER_FEATURES not in outputs:
+            raise ValueError(
+                f"cross-agent loss {readers[0]!r} reads the agents' features, but module {module_id!r} "
+                f"({type(module).__name__}) gives none: its forward_train returns {sorted(outputs)}. Let it return the "
+                f"actor's features [B, D] under '{ENCODER_FEATURES}', use MLPModule, or set needs_features = False on "
+                "a loss that does not read them."
+            )
+
+
+def rollouts_of(training_data: TrainingData) -> list[JointBatch]:
+    """The rollouts inside RLlib's envelope, fetched where they are references.
+
+    Raises:
+        ValueError: there is none, or something else is in it.
+    """
+    if training_data.episodes_refs is not None:
+        found = [rollout for part in ray.get(list(training_data.episodes_refs)) for rollout in part]
+    else:
+        found = list(training_data.episodes or [])
+    if not found or not all(isinstance(rollout, JointBatch) for rollout in found):
+        kinds = sorted({type(rollout).__name__ for rollout in found})
+        raise ValueError(
+            f"JointPPOLearner got {kinds or 'no rollout'}; needed: JointBatch objects, as JointEnvRunner samples them"
+        )
+    return found
+
+
+def check_team(rollouts: Sequence[JointBatch], module_ids: Sequence[ModuleID], mapping: Callable[..., Any]) -> None:
+    """Checks that the agents of every rollout are those of the configuration.
+
+    Raises:
+        ValueError: a rollout of other modules or other agents.
+    """
+    needed = mapping.table if isinstance(mapping, AgentToModule) else None
+    for rollout in rollouts:
+        given = {agent: m for m, streams in rollout.modules.items() for agent in streams.agents}
+        if unknown := sorted(set(given.values()) - set(module_ids)):
+            raise ValueError(f"the rollout has modules {unknown}; the learner's are {list(module_ids)}")
+        if needed is not None and given != needed:
+            raise ValueError(f"the rollout has the agents and modules {given}; those of the configuration are {needed}")
