@@ -25,7 +25,7 @@ LAYERS: dict[str, list[str]] = {
     "learning": ["metrics", "learner_checks", "learner", "learner_group"],
     "algorithm": ["config_checks", "config", "algorithm", "registration"],
     "runs": ["recipes", "evaluation"],
-    "command line": ["command_line.", "learning_curves", "report", "cli", "__main__"],
+    "command line": ["command_line.", "run_curves", "learning_curves", "report", "cli", "__main__"],
 }  # fmt: skip
 FACADE = "__init__"
 # Imports inside a function, where two files need each other; everything else is imported at the top.

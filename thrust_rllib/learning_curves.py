@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -11,8 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-if TYPE_CHECKING:
-    from thrust_rllib.report import RunCurves
+from thrust_rllib.run_curves import RunCurves
 
 TOTAL_COLOR = "black"
 MAX_LINES = 8  # of modules in a small panel, and with faint values behind them

@@ -6,7 +6,8 @@ import pytest
 
 from tests.cli.helpers import read_json
 from thrust_rllib.learning_curves import learning_curves, moving_average
-from thrust_rllib.report import read_curves, summary, write_report
+from thrust_rllib.report import summary, write_report
+from thrust_rllib.run_curves import read_curves
 
 
 def write_progress(folder, agents=2, iterations=30, modules=None, couplings=("redundancy",), first_return=3):
