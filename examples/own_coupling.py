@@ -1,7 +1,7 @@
 """A loss of your own that couples the agents: two of them should rarely choose the same house.
 
     python examples/own_coupling.py [--seed 0]    about a minute on one core
-    python examples/own_coupling.py --smoke       8 iterations at ten times the learning rate, seconds
+    python examples/own_coupling.py --smoke       8 iterations at three times the learning rate, seconds
 
 `Crowding` below is the chance that two agents, at the same time step, choose the same house; ten houses chosen evenly
 give 0.1. Only a loss that sees the agents' outputs for the same step can ask for that. The example trains twice, with
@@ -9,12 +9,14 @@ weight 0 (only reported) and with `--weight`; value of the loss, and the team's 
 
 | seed | weight | crowding at iteration 1, 20, 40 | team's return at iteration 40 |
 |------|--------|---------------------------------|-------------------------------|
-| 0    | 0      | 0.1000, 0.0999, 0.0988          | -1085                         |
-| 0    | 10     | 0.1000, 0.0148, 0.0013          | -938                          |
-| 1    | 0      | 0.1000, 0.1001, 0.0996          | -989                          |
-| 1    | 10     | 0.1000, 0.0187, 0.0012          | -916                          |
-| 2    | 0      | 0.1000, 0.1000, 0.0999          | -991                          |
-| 2    | 10     | 0.1000, 0.0449, 0.0018          | -950                          |
+| 0    | 0      | 0.1000, 0.0988, 0.0994          | -477                          |
+| 0    | 10     | 0.0999, 0.0538, 0.0054          | -637                          |
+| 1    | 0      | 0.1000, 0.1002, 0.1014          | -420                          |
+| 1    | 10     | 0.1000, 0.0497, 0.0042          | -603                          |
+| 2    | 0      | 0.1000, 0.1004, 0.0987          | -514                          |
+| 2    | 10     | 0.0999, 0.0581, 0.0060          | -619                          |
+
+The coupling does what it asks for, and here that costs return: where an agent stands matters only while it works.
 
 (thrust_rllib 0.1.0, Ray 2.60.0, torch 2.13.0, Python 3.11)
 """
@@ -68,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--smoke", action="store_true")
     args = parser.parse_args(argv)
     for weight in (0.0, args.weight):
-        train(weight, 8 if args.smoke else args.iterations, 3e-3 if args.smoke else 3e-4, args.seed)
+        train(weight, 8 if args.smoke else args.iterations, 3e-3 if args.smoke else 1e-3, args.seed)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@ network. Means over the last 100 episodes of 25 steps, iterations of 2048 steps:
 | iteration | team's return, seeds 0, 1, 2 |
 |-----------|------------------------------|
 | 1         | -78.4, -74.3, -80.4          |
-| 20        | -66.7, -63.8, -63.1          |
-| 40        | -61.0, -59.4, -57.8          |
+| 20        | -68.3, -61.9, -63.1          |
+| 40        | -60.2, -59.5, -60.0          |
 
 (thrust_rllib 0.1.0, Ray 2.60.0, torch 2.13.0, mpe2 1.1.1, Python 3.11)
 """
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     config = (
         recipe(JointPPOConfig().environment(spread, env_config={"local_ratio": 0.5}))
         .multi_agent(policies="shared")
-        .training(lr=1e-3, gamma=0.95, minibatch_size=512)
+        .training(gamma=0.95, minibatch_size=512)
         .debugging(seed=args.seed)
     )
     algo = config.build_algo()
