@@ -90,9 +90,14 @@ class JointEnvRunner(MultiAgentEnvRunner):
         agents = list(env.possible_agents)
         self.module_of = {agent: self.config.module_for_agent(agent) for agent in agents}
         self._agents = agents_of_modules(env, self.module_of, self.config.normalize_actions, self.config.clip_actions)
-        self._checks = RolloutChecks(str(self.config.env), agents, not self.config.disable_env_checking)
+        self._checks = RolloutChecks(self._env_name, agents, not self.config.disable_env_checking)
         self._statistics = EpisodeStatistics(agents, self.module_of, self.num_envs, self._metrics_window())
-        self._rng = np.random.default_rng(self._seed)
+        # RLlib's own seed, seed + worker index, gives worker 2 of seed 0 the streams of worker 1 of seed 1.
+        seed = self.config.seed
+        entropy = None if seed is None else [seed, self.worker_index or 0, int(self.config.in_evaluation)]
+        self._env_seeds, self._actor_seeds = (
+            np.random.default_rng(s) for s in np.random.SeedSequence(entropy).spawn(2)
+        )
         self._needs_initial_reset = True
         # The pipelines are built from the spaces right after this, see MultiAgentEnvRunner.__init__.
         self.spaces = self.get_spaces()
@@ -105,6 +110,10 @@ class JointEnvRunner(MultiAgentEnvRunner):
             callbacks_functions=self.config.callbacks_on_environment_created,
             kwargs={"env_runner": self, "metrics_logger": self.metrics, "env": env, "env_context": context},
         )
+
+    @property
+    def _env_name(self) -> str:
+        return self.config.env_spec.name if self.config.env_spec else str(self.config.env)
 
     @override(MultiAgentEnvRunner)
     def get_spaces(self) -> dict[str, Any]:
@@ -134,7 +143,7 @@ class JointEnvRunner(MultiAgentEnvRunner):
                 self.module,
                 found[0] if found else None,
                 self._device,
-                seed=int(self._rng.integers(2**31)),
+                seed=int(self._actor_seeds.integers(2**31)),
             )
 
     # --- sampling -------------------------------------------------------------------------------------------------
@@ -152,6 +161,8 @@ class JointEnvRunner(MultiAgentEnvRunner):
         if num_episodes is not None:
             sampled: Any = self._play_episodes(num_episodes, explore, random_actions)
         else:
+            if self.config.in_evaluation:
+                self._statistics.start_evaluation()
             if force_reset or self._needs_initial_reset:
                 self._reset()
             steps = max(1, math.ceil((num_timesteps or 0) / self.num_envs))
@@ -188,6 +199,9 @@ class JointEnvRunner(MultiAgentEnvRunner):
         for index, agents in enumerate(self._agents):
             encoded = recorder.array(index, "obs" if self._actor.normalizer is None else "encoded")
             self._checks.observations(agents, encoded)
+            if agents.encoder.masked:
+                masks, present = recorder.array(index, "action_mask"), recorder.present[:, agents.positions]
+                self._checks.action_masks(agents, masks, present)
         self._checks.rewards(recorder.rewards)
         self._checks.presence(recorder.present, recorder.terminated, recorder.truncated, recorder.rewards)
         batch = recorder.finish(
@@ -196,7 +210,7 @@ class JointEnvRunner(MultiAgentEnvRunner):
                 for index, agents in enumerate(self._agents)
             ]
         )
-        if self._actor.normalizer is not None and explore and not self.config.in_evaluation:
+        if self._actor.normalizer is not None and not self.config.in_evaluation:
             for index, agents in enumerate(self._agents):
                 self._actor.normalizer.update(
                     agents.module_id, recorder.array(index, "encoded"), batch.modules[agents.module_id].present
@@ -216,9 +230,13 @@ class JointEnvRunner(MultiAgentEnvRunner):
                 self._checks.observations(agents, encoded[None], first_step=t)
             acted = self._actor.act(self._encoded, self._masks, explore, random_actions)
             result = self._step_env(env_actions(self._agents, [done.actions for done in acted]), t)
-            present = np.ones_like(result.terminated) if result.present is None else result.present
             self._checks.rewards(result.rewards[None], first_step=t)
+            for agents, masks in zip(self._agents, self._masks, strict=True):
+                if masks is not None:
+                    acted_now = None if result.present is None else result.present[None, agents.positions]
+                    self._checks.action_masks(agents, masks[None], acted_now, first_step=t)
             over = self._advance(result)
+            present = np.ones_like(result.terminated) if result.present is None else result.present
             self._statistics.step(result.rewards, present, over, playing, time.perf_counter())
             env_steps += int(playing.sum())
             agent_steps += int(present[:, playing].sum())
@@ -235,8 +253,14 @@ class JointEnvRunner(MultiAgentEnvRunner):
         assert self.env is not None
         seeds = None
         if self._needs_initial_reset:
-            seeds = [int(seed) for seed in self._rng.integers(2**31, size=self.num_envs)]
-        self._see(self.env.reset_joint(seeds))
+            seeds = [int(seed) for seed in self._env_seeds.integers(2**31, size=self.num_envs)]
+        try:
+            observations = self.env.reset_joint(seeds)
+        except (TypeError, ValueError):
+            raise  # what the environment showed contradicts what it declares: said by `thrust_rllib.envs`
+        except Exception as error:
+            raise self._failure("its reset", error) from error
+        self._see(observations)
         self._episode_start = np.ones(self.num_envs, bool)
         self._checks.reset()
         self._statistics.reset(time.perf_counter())
@@ -260,14 +284,22 @@ class JointEnvRunner(MultiAgentEnvRunner):
     def _record_bootstrap(
         self, recorder: RolloutRecorder, t: int, envs: np.ndarray, over: np.ndarray, result: JointStepResult
     ) -> None:
-        """Records what follows step t in `envs`: the observation before the reset where the episode is over."""
+        """Records what follows step t in `envs`: the observation before the reset where the episode is over.
+
+        Nothing follows for agents that are terminated or absent, and what the environment shows them is unspecified:
+        the observation they had at step t stands in for it, and its value is never read.
+        """
+        follows = ~result.terminated if result.present is None else ~result.terminated & result.present
         ended = over[envs]
         following = []
-        for agents, encoded in zip(self._agents, self._encoded, strict=True):
-            obs = encoded[:, envs]
-            if ended.any():
-                obs[:, ended] = agents.encode(result.final_observations)[:, envs[ended]]
-            self._checks.observations(agents, obs[None], first_step=t + 1, envs=envs)
+        for index, (agents, encoded) in enumerate(zip(self._agents, self._encoded, strict=True)):
+            obs = recorder.array(index, "obs" if self._actor.normalizer is None else "encoded")[t][:, envs]
+            mine = follows[agents.positions]
+            read = mine[:, envs]
+            obs[read & ~ended] = encoded[:, envs][read & ~ended]
+            if (read & ended).any():
+                obs[read & ended] = agents.encode_some(result.final_observations, mine & over)
+            self._checks.observations(agents, obs[None], first_step=t + 1, envs=envs, read=read[None])
             if self._actor.normalizer is not None:
                 obs = self._actor.normalizer.normalize(agents.module_id, obs)
             following.append(obs)
@@ -278,10 +310,13 @@ class JointEnvRunner(MultiAgentEnvRunner):
         try:
             return self.env.step_joint(actions)
         except Exception as error:
-            raise RuntimeError(
-                f"environment {self.config.env!r} failed in step {t} of this rollout "
-                f"(runner {self.worker_index or 0}): {type(error).__name__}: {error}"
-            ) from error
+            raise self._failure(f"step {t} of this rollout", error) from error
+
+    def _failure(self, moment: str, error: Exception) -> RuntimeError:
+        return RuntimeError(
+            f"environment {self._env_name!r} failed in {moment} (runner {self.worker_index or 0}): "
+            f"{type(error).__name__}: {error}"
+        )
 
     # --- metrics --------------------------------------------------------------------------------------------------
 

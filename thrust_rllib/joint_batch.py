@@ -33,6 +33,7 @@ class ModuleStreams:
     | terminated     | [T, n, E] bool  | the agent's stream ends here, nothing follows                      |
     | truncated      | [T, n, E] bool  | the agent's stream is cut here, its value goes on                  |
     | bootstrap_obs  | [n, K, …]       | the observation that follows each row of `JointBatch.bootstrap_rows` |
+    |                |                 | (any observation where the agent is terminated or absent: not read) |
     | action_mask    | [T, n, E, A]    | allowed logits at sampling time, or None                           |
     """
 

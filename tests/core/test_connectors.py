@@ -4,13 +4,14 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
+from ray.rllib.connectors.env_to_module.env_to_module_pipeline import EnvToModulePipeline
 from ray.rllib.utils.spaces.space_utils import clip_action, unsquash_action
 
-from tests.support import make_runner, tiny_config
+from tests.support import box, discrete, make_runner, tiny_config
 from thrust_rllib.connectors.action_decoding import ActionDecoder
-from thrust_rllib.connectors.observation_encoding import ObservationEncoder, has_action_mask, mask_length
+from thrust_rllib.connectors.observation_encoding import ObservationEncoder
 from thrust_rllib.connectors.observation_normalizer import CLIP, ObservationNormalizer
-from thrust_rllib.envs.spaces import map_space
+from thrust_rllib.envs.spaces import has_action_mask, map_space, mask_length
 
 # --------------------------------------------------------------------------------------------- observations
 
@@ -76,15 +77,45 @@ def test_a_category_outside_the_space_is_an_error():
         ObservationEncoder(spaces.MultiDiscrete([2, 3])).encode(np.array([[0, 1], [0, -1]]))
 
 
-def test_action_masks_go_their_own_way():
-    space = spaces.Dict({"observation": spaces.Box(0, 1, (3,)), "action_mask": spaces.Box(0, 1, (4,), np.int8)})
-    encoder = ObservationEncoder(space)
-    raw = {"observation": np.ones((2, 3), np.float32), "action_mask": np.array([[1, 0, 0, 1], [0, 1, 1, 1]], np.int8)}
-    assert encoder.encode(raw).shape == (2, 3) and encoder.encoded_space.shape == (3,)
+MASK = np.array([[1, 0, 0, 1], [0, 1, 1, 1]], np.int8)
+
+
+@pytest.mark.parametrize(
+    "rest, raw, encoded",
+    [
+        ({"observation": spaces.Box(0, 1, (3,))}, {"observation": np.ones((2, 3))}, np.ones((2, 3))),
+        ({"observations": spaces.Box(0, 1, (2, 2))}, {"observations": np.ones((2, 2, 2))}, np.ones((2, 2, 2))),
+        ({"view": spaces.Box(0, 1, (2, 2))}, {"view": np.ones((2, 2, 2))}, np.ones((2, 4))),
+        (
+            {"observation": spaces.Box(-1, 1, (2,)), "aim": spaces.Discrete(2, start=1)},
+            {"observation": np.zeros((2, 2)), "aim": np.array([1, 2])},
+            [[1, 0, 0, 0], [0, 1, 0, 0]],
+        ),
+        (
+            {"observation": spaces.Dict({"x": spaces.Discrete(2), "y": spaces.MultiBinary(1)})},
+            {"observation": {"x": np.array([0, 1]), "y": np.array([[1], [0]])}},
+            [[1, 0, 1], [0, 1, 0]],
+        ),
+    ],
+    ids=["PettingZoo", "RLlib", "another name", "beside others", "a Dict inside"],
+)
+def test_action_masks_go_their_own_way(rest, raw, encoded):
+    space = spaces.Dict({**rest, "action_mask": spaces.Box(0, 1, (4,), np.int8)})
+    encoder, raw = ObservationEncoder(space), {**raw, "action_mask": MASK}
+    assert has_action_mask(space) and encoder.masked
+    assert encoder.encoded_space.shape == encoder.encode(raw).shape[1:]
+    np.testing.assert_array_equal(encoder.encode(raw), encoded)
     assert encoder.action_mask(raw).dtype == bool and encoder.action_mask(raw).sum(1).tolist() == [2, 3]
-    assert has_action_mask(space) and not has_action_mask(spaces.Dict({"observation": spaces.Discrete(2)}))
+
+
+def test_what_is_no_mask():
+    assert not has_action_mask(spaces.Dict({"observation": spaces.Discrete(2)}))
+    assert not has_action_mask(spaces.Dict({"x": spaces.Dict({"action_mask": spaces.MultiBinary(2)})}))
+    assert not has_action_mask(spaces.Box(0, 1, (2,)))
     assert mask_length(spaces.Discrete(4)) == 4 and mask_length(spaces.MultiDiscrete([2, 3])) == 5
     assert mask_length(spaces.Box(0, 1, (2,))) is None
+    with pytest.raises(ValueError, match="holds nothing to encode.*beside the action mask"):
+        ObservationEncoder(spaces.Dict({"action_mask": spaces.MultiBinary(2)}))
 
 
 @pytest.mark.parametrize(
@@ -253,6 +284,24 @@ def test_its_state_survives_a_round_trip():
     np.testing.assert_array_equal(each.normalize("m", x), other.normalize("m", x))
 
 
+def test_its_pipeline_survives_a_checkpoint(tmp_path):
+    runner = normalizing_runner()
+    runner.sample(num_timesteps=20)
+    path = runner._env_to_module.save_to_path(tmp_path / "pipeline")
+    restored = EnvToModulePipeline.from_checkpoint(path)
+    (mine,), (other,) = runner._env_to_module[ObservationNormalizer], restored[ObservationNormalizer]
+    assert other.shapes == mine.shapes and other.moments["agent_1"].count == 20
+    x = rows(1, 5)[:, :3]
+    np.testing.assert_array_equal(other.normalize("agent_1", x), mine.normalize("agent_1", x))
+    assert (x != mine.normalize("agent_1", x)).any()
+
+
+def test_it_takes_the_two_spaces_as_every_connector_does():
+    args, kwargs = ObservationNormalizer(box(4), discrete(), shapes={"m": (4,)}).get_ctor_args_and_kwargs()
+    assert args == (box(4), discrete()) and kwargs == {"shapes": {"m": (4,)}}
+    assert ObservationNormalizer(*args, **kwargs).input_observation_space == box(4)
+
+
 def normalizing_runner(**options):
     return make_runner(tiny_config("debug/alignment", {"episode_length": 7}, runners={"normalize_observations": True}))
 
@@ -279,10 +328,9 @@ def test_the_runner_normalises_with_the_moments_of_earlier_rollouts():
     assert moments(runner).count == 40
 
 
-def test_evaluation_and_greedy_sampling_leave_the_moments_alone():
+def test_evaluation_leaves_the_moments_alone():
     runner = normalizing_runner()
     runner.sample(num_timesteps=20)
-    runner.sample(num_timesteps=20, explore=False)
     runner.sample(num_episodes=4)
     assert moments(runner).count == 20
     config = tiny_config("debug/alignment", runners={"normalize_observations": True})

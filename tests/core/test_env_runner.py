@@ -18,8 +18,10 @@ from tests.support import (
     tiny_config,
     update,
 )
-from thrust_rllib import JointBatch, JointStepResult, VectorJointEnv
+from thrust_rllib import JointBatch, JointEnv, JointStepResult, VectorJointEnv
+from thrust_rllib.connectors.observation_encoding import ObservationEncoder
 from thrust_rllib.env_runner import JointEnvRunner, SampledSteps
+from thrust_rllib.envs.spaces import batch_row
 
 
 def rollout(env, env_config=None, *, steps=10, num_envs=2, **options):
@@ -88,6 +90,135 @@ def test_one_agent_terminates_and_another_is_truncated_in_the_same_step():
     assert [bool(batch.stream(f"agent_{i}").terminated[3, 0]) for i in range(3)] == [True, False, True]
     assert [bool(batch.stream(f"agent_{i}").truncated[3, 0]) for i in range(3)] == [False, True, False]
     assert batch.stream("agent_1").bootstrap_obs[0].tolist() == [0, 4, 1]
+
+
+class Counting(JointEnv):
+    """Observations say how many steps were played, in spaces that do not hold zeros; episodes of different lengths.
+
+    Args:
+        kinds: {agent: one of `SPACES`}.
+        terminates: agents that terminate where the others are truncated, and then see nothing any more.
+        fault: agents whose last observation is not in their space.
+    """
+
+    SPACES = {
+        "Discrete": gym.spaces.Discrete(9, start=1),
+        "MultiDiscrete": gym.spaces.MultiDiscrete([9, 2], start=[1, 3]),
+        "Box": gym.spaces.Box(1, 9, (2,)),
+        "Dict": gym.spaces.Dict({"x": gym.spaces.Discrete(9, start=1), "y": gym.spaces.Box(1, 9, (1,))}),
+        "Tuple": gym.spaces.Tuple((gym.spaces.Box(1, 9, (1,)), gym.spaces.Discrete(9, start=1))),
+    }
+
+    def __init__(self, kinds, terminates=(), fault=()):
+        self.kinds, self.terminates, self.fault = dict(kinds), terminates, fault
+        self.possible_agents = list(self.kinds)
+        self.observation_spaces = {agent: self.SPACES[kind] for agent, kind in self.kinds.items()}
+        self.action_spaces = dict.fromkeys(self.possible_agents, discrete())
+        self.rng = np.random.default_rng()
+
+    @staticmethod
+    def seen(kind, t):
+        """The observation after t steps, with a leading axis of 1."""
+        count, number = np.array([t + 1]), np.array([[t + 1]], np.float32)
+        return {
+            "Discrete": count,
+            "MultiDiscrete": np.array([[t + 1, 4]]),
+            "Box": np.full((1, 2), t + 1, np.float32),
+            "Dict": {"x": count, "y": number},
+            "Tuple": (number, count),
+        }[kind]
+
+    def _see(self):
+        return {a: batch_row(self.observation_spaces[a], self.seen(kind, self.t), 0) for a, kind in self.kinds.items()}
+
+    def reset_joint(self, seed=None):
+        if seed is not None:
+            self.rng = np.random.default_rng(seed)
+        self.t, self.length = 0, int(self.rng.integers(2, 8))
+        return self._see()
+
+    def step_joint(self, actions):
+        self.t += 1
+        over = self.t == self.length
+        terminated = {agent: over and agent in self.terminates for agent in self.possible_agents}
+        truncated = {agent: over and agent not in self.terminates for agent in self.possible_agents}
+        observations = self._see()
+        if over:
+            for agent in self.terminates:
+                del observations[agent]
+            for agent in self.fault:
+                observations[agent] = np.full(2, np.nan, np.float32)
+        return JointStepResult(dict.fromkeys(self.possible_agents, 1.0), observations, terminated, truncated)
+
+
+def check_bootstraps(batch, kinds):
+    """Compares what follows every row that is bootstrapped with the steps played since the reset."""
+    steps, envs = batch.valid.shape
+    played = np.zeros((steps, envs), int)
+    for t in range(steps):
+        played[t] = np.where(batch.episode_start[t], 1, played[t - 1] + 1)
+    compared = 0
+    for agent, kind in kinds.items():
+        stream, encoder = batch.stream(agent), ObservationEncoder(Counting.SPACES[kind])
+        for row, seen in zip(batch.bootstrap_rows.tolist(), stream.bootstrap_obs, strict=True):
+            t, e = divmod(row, envs)
+            if stream.terminated[t, e]:
+                np.testing.assert_array_equal(seen, stream.obs[t, e])  # never read; the last one it saw
+            else:
+                np.testing.assert_array_equal(seen, encoder.encode(Counting.seen(kind, played[t, e]))[0])
+                compared += t < steps - 1
+    assert compared > 4
+
+
+@pytest.mark.parametrize("policies", ["per_agent", "shared"])
+@pytest.mark.parametrize("kind", Counting.SPACES)
+def test_last_observations_of_environments_that_go_on_are_not_looked_at(kind, policies):
+    # They are zeros, which are in none of these spaces.
+    kinds = {"a": kind, "b": kind}
+    runner, batch = rollout(Counting, {"kinds": kinds}, policies=policies, steps=30, num_envs=3)
+    assert runner.env.stacked == (kind not in ("Dict", "Tuple"))
+    check_bootstraps(batch, kinds)
+
+
+def test_last_observations_of_environments_that_go_on_where_every_agent_sees_something_else():
+    kinds = dict(zip("abcde", Counting.SPACES, strict=True))
+    runner, batch = rollout(Counting, {"kinds": kinds}, steps=30, num_envs=3)
+    assert not runner.env.stacked
+    check_bootstraps(batch, kinds)
+
+
+@pytest.mark.parametrize("policies", ["per_agent", "shared", {"x": ["c", "a"], "y": ["b"]}])
+@pytest.mark.parametrize("kind", Counting.SPACES)
+def test_a_terminated_agent_needs_no_last_observation(kind, policies):
+    kinds = dict.fromkeys("abc", kind)
+    settings = {"kinds": kinds, "terminates": ["a"]}
+    _, batch = rollout(Counting, settings, policies=policies, steps=30, num_envs=3)
+    assert batch.stream("a").terminated.sum() == batch.stream("b").truncated.sum() > 4
+    check_bootstraps(batch, kinds)
+    learner = make_learner(tiny_config(Counting, settings, policies=policies, num_envs=3))
+    result = update(learner, batch)
+    assert all(np.isfinite(v) for module_id in batch.modules for v in result[module_id].values())
+
+
+def test_what_a_terminated_agent_saw_last_is_normalised_once():
+    settings = {"kinds": {"a": "Box", "b": "Box"}, "terminates": ["a"]}
+    runner = make_runner(tiny_config(Counting, settings, runners={"normalize_observations": True}))
+    runner.sample(num_timesteps=40)
+    (batch,) = runner.sample(num_timesteps=40)
+    stream, rows = batch.stream("a"), batch.bootstrap_rows
+    ended = stream.terminated.ravel()[rows]
+    seen = stream.obs.reshape(-1, 2)[rows]
+    assert ended.sum() > 2 and abs(seen).max() < 4
+    np.testing.assert_array_equal(stream.bootstrap_obs[ended], seen[ended])
+
+
+def test_a_bad_last_observation_is_found_among_those_that_are_read():
+    settings = {"kinds": dict.fromkeys("abc", "Box"), "terminates": ["a"], "fault": ["c"]}
+    with pytest.raises(ValueError, match="agent 'c'.* step .*element .0,. is nan") as caught:
+        rollout(Counting, settings, policies="shared", steps=30, num_envs=3)
+    runner, batch = rollout(Counting, {**settings, "fault": []}, policies="shared", steps=30, num_envs=3)
+    t, e = np.argwhere(batch.stream("c").truncated)[0]
+    assert f"environment index {e}, step {t + 1} of" in str(caught.value)
 
 
 def test_episode_start_marks_the_first_step_of_every_episode():
@@ -168,6 +299,19 @@ def test_agents_that_join_late_and_leave_early_and_extras_are_recorded():
     result = update(learner, batch)
     assert result["b"]["num_module_steps_trained"] < result["a"]["num_module_steps_trained"] == 8
     assert all(np.isfinite(v) for v in result["b"].values())
+
+
+def test_what_follows_for_an_agent_that_is_not_there_is_not_looked_at():
+    class Gone(Leaving):
+        def step_joint(self, actions):
+            result = super().step_joint(actions)
+            if self.t == 0:  # the episode is over, "b" has left before
+                result.final_observations["b"][:] = np.nan
+            return result
+
+    _, batch = rollout(Gone, steps=8, num_envs=2)
+    assert batch.stream("a").bootstrap_obs[:, 0].tolist() == [6, 6, 2, 2]
+    assert np.isfinite(batch.stream("b").bootstrap_obs).all()
 
 
 @pytest.mark.parametrize(
@@ -333,6 +477,70 @@ def test_different_workers_and_seeds_give_different_rollouts():
     assert (first.stream("agent_0").obs != second.stream("agent_0").obs).any()
     (third,) = make_runner(tiny_config("debug/random_observations", seed=7)).sample(num_timesteps=20)
     assert (first.stream("agent_0").obs != third.stream("agent_0").obs).any()
+
+
+class OneFlagForAll(VectorJointEnv):
+    """Ends given once per environment, [E], as the contract allows."""
+
+    possible_agents = ["a", "b"]
+    observation_spaces = dict.fromkeys("ab", gym.spaces.Box(0.0, 9.0, (1,)))
+    action_spaces = dict.fromkeys("ab", gym.spaces.Discrete(2))
+
+    def __init__(self, num_envs):
+        self.num_envs, self.t = num_envs, 0
+
+    def _see(self):
+        return {agent: np.full((self.num_envs, 1), self.t, np.float32) for agent in "ab"}
+
+    def reset_joint(self, seeds=None):
+        self.t = 0
+        return self._see()
+
+    def step_joint(self, actions):
+        self.t += 1
+        over, final = np.full(self.num_envs, self.t == 3), self._see()
+        self.t %= 3
+        rewards = np.ones((2, self.num_envs), np.float32)
+        return JointStepResult(rewards, self._see(), ~over & over, over, final_observations=final)
+
+
+def test_ends_given_once_per_environment_train_and_evaluate():
+    runner = make_runner(tiny_config(OneFlagForAll))
+    (batch,) = runner.sample(num_timesteps=6 * runner.num_envs)
+    assert batch.stream("a").truncated.sum() == 2 * runner.num_envs
+    (played,) = runner.sample(num_episodes=3)
+    assert played.env_steps() == 9 and played.agent_steps() == 18
+
+
+def test_worker_2_of_one_seed_is_not_worker_1_of_the_next():
+    def sample(seed, worker_index):
+        config = tiny_config("debug/random_observations", seed=seed)
+        (batch,) = make_runner(config, worker_index=worker_index).sample(num_timesteps=20)
+        return batch.stream("agent_0").obs, batch.stream("agent_0").actions
+
+    streams = [sample(seed, worker) for seed in (0, 1) for worker in (0, 1, 2)]
+    for i, (obs, actions) in enumerate(streams):
+        for other_obs, other_actions in streams[:i]:
+            assert (obs[0] != other_obs[0]).all() and (actions != other_actions).any()
+
+
+def test_an_evaluation_by_timesteps_reports_its_own_episodes():
+    config = tiny_config("debug/constant_reward", {"episode_length": 8})
+    config.validate()
+    config.in_evaluation = True
+    runner = make_runner(config)
+    for _ in range(2):
+        runner.sample(num_timesteps=16 * runner.num_envs, explore=False)
+        assert len(runner._statistics._finished) == 2 * runner.num_envs
+        runner.get_metrics()
+
+
+@pytest.mark.parametrize("explore", [True, False])
+def test_moments_of_observations_move_whether_or_not_it_explores(explore):
+    config = tiny_config("debug/random_observations").env_runners(normalize_observations=True, explore=explore)
+    runner = make_runner(config)
+    runner.sample(num_timesteps=20)
+    assert all(moments.count > 0 for moments in runner._actor.normalizer.moments.values())
 
 
 def test_without_a_seed_two_runners_differ():

@@ -166,6 +166,38 @@ def test_masks_in_infos_become_part_of_the_observation():
     assert seen["a"]["action_mask"].dtype == np.int8 and space.contains({k: v[0] for k, v in seen["a"].items()})
 
 
+class Masks(Zoo):
+    """Agent "b" has two categories to choose, and masks in its infos; "a" has an observation with a mask in it."""
+
+    def observation_space(self, agent):
+        if agent == "b":
+            return super().observation_space(agent)
+        mask = gym.spaces.Box(0, 1, (3,), np.int8)
+        return gym.spaces.Dict(
+            {"observations": gym.spaces.Box(0, 1, (3,)), "goal": gym.spaces.Discrete(2), "action_mask": mask}
+        )
+
+    def action_space(self, agent):
+        return gym.spaces.MultiDiscrete([2, 3]) if agent == "b" else gym.spaces.Discrete(3)
+
+    def _see(self):
+        seen = {"b": np.zeros(2, np.float32)}
+        seen["a"] = {"observations": np.zeros(3, np.float32), "goal": 1, "action_mask": np.array([1, 0, 0], np.int8)}
+        return seen
+
+    def _infos(self):
+        return {a: {"action_mask": np.array([1, 0, 0, 1, 0] if a == "b" else [0, 1, 0])} for a in self.agents}
+
+
+def test_an_observation_with_a_mask_stays_as_it_is_and_two_categories_can_be_masked():
+    env = make_vector_env(Masks, {}, 2)
+    assert env.observation_spaces["a"] == Masks().observation_space("a")
+    assert env.observation_spaces["b"]["action_mask"].shape == (5,)
+    seen = env.reset_joint()
+    assert seen["a"]["action_mask"].tolist() == [[1, 0, 0]] * 2 and seen["a"]["goal"].tolist() == [1, 1]
+    assert seen["b"]["action_mask"].tolist() == [[1, 0, 0, 1, 0]] * 2 and seen["b"]["observation"].shape == (2, 2)
+
+
 def test_extras_from_infos():
     env = SyncVectorJointEnv(lambda: PettingZooJointEnv(Zoo, masks=True, extras_from_infos=["cost"]), 2)
     env.reset_joint()

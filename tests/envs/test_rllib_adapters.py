@@ -6,6 +6,7 @@ import pytest
 from ray.rllib.env.multi_agent_env import MultiAgentEnv
 
 from tests.envs.helpers import Pair
+from tests.support import make_runner, tiny_config
 from thrust_rllib.envs import JointEnvMultiAgentEnv, JointStepResult, make_joint_env, make_vector_env
 
 
@@ -104,3 +105,25 @@ def test_joint_env_for_rllib_sets_all():
         assert set(terminateds) == set(truncateds) == {"a0", "a1", "__all__"} and set(infos) == {"a0", "a1"}
         if isinstance(flags[0], dict):
             assert truncateds["a1"] and not truncateds["a0"] and not terminateds["a1"]
+
+
+def test_rllibs_convention_for_action_masks_is_honoured():
+    class MaskedMulti(Multi):
+        def __init__(self, config=None):
+            super().__init__(config)
+            mask = gym.spaces.Box(0, 1, (2,), np.float32)
+            self.observation_space = gym.spaces.Dict({"observations": gym.spaces.Box(0, 1, (3,)), "action_mask": mask})
+            self.taken = []
+
+        def _see(self):
+            seen = {"observations": np.zeros(3, np.float32), "action_mask": np.array([0, 1], np.float32)}
+            return {agent: dict(seen) for agent in self.possible_agents}
+
+        def step(self, action_dict):
+            self.taken += action_dict.values()
+            return super().step(action_dict)
+
+    runner = make_runner(tiny_config(MaskedMulti))
+    (batch,) = runner.sample(num_timesteps=40)
+    assert all(set(env.unwrapped.taken) == {1} for env in runner.env.envs)
+    assert all(stream.obs.shape[2:] == (3,) and (stream.actions == 1).all() for stream in batch.streams())

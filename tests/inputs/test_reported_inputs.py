@@ -226,6 +226,126 @@ def test_case_15_one_legal_action_for_one_agent_only(explore):
     runner.sample(num_timesteps=10, random_actions=True)
 
 
+class Masked(JointEnv):
+    """Agent a1 may do what `legal` says, agent a0 everything; an illegal action is counted, not refused.
+
+    Args:
+        legal: the mask of a1.
+        keys: of the observation, beside "action_mask".
+        actions: the action space of both.
+        mask_size: length of the declared masks.
+        stuck: the step, from 0, in which a1 may do nothing.
+    """
+
+    def __init__(self, legal, keys=("observation",), actions=None, mask_size=None, stuck=None):
+        self.possible_agents = ["a0", "a1"]
+        self.legal, self.keys, self.stuck = np.array(legal, np.int8), keys, stuck
+        size = len(legal) if mask_size is None else mask_size
+        space = {key: box(2) for key in keys} | {"action_mask": gym.spaces.Box(0, 1, (size,), np.int8)}
+        self.observation_spaces = dict.fromkeys(self.possible_agents, gym.spaces.Dict(space))
+        self.action_spaces = dict.fromkeys(self.possible_agents, actions or discrete(len(legal)))
+        self.illegal = 0
+
+    def _see(self):
+        mask = np.zeros_like(self.legal) if self.t == self.stuck else self.legal
+        seen = {key: np.ones(2, np.float32) for key in self.keys}
+        return {"a0": {**seen, "action_mask": np.ones_like(mask)}, "a1": {**seen, "action_mask": mask}}
+
+    def reset_joint(self, seed=None):
+        self.t = 0
+        return self._see()
+
+    def step_joint(self, actions):
+        space = self.action_spaces["a1"]
+        sizes = [space.n] if isinstance(space, gym.spaces.Discrete) else space.nvec.tolist()
+        chosen = np.ravel(actions["a1"]) + np.cumsum([0, *sizes[:-1]])
+        self.illegal += int((self.legal[chosen] == 0).any())
+        self.t += 1
+        return JointStepResult({"a0": 1.0, "a1": 1.0}, self._see(), False, self.t == 5)
+
+
+def masked_runner(**settings):
+    return make_runner(tiny_config(Masked, settings, num_envs=2))
+
+
+@pytest.mark.parametrize(
+    "keys, width",
+    [
+        (("observation",), 2),
+        (("observations",), 2),
+        (("view",), 2),
+        (("observation", "goal"), 4),
+        (("goal", "observations"), 4),
+    ],
+    ids=str,
+)
+def test_case_15_a_mask_is_honoured_whatever_lies_beside_it(keys, width):
+    runner = masked_runner(legal=[0, 1, 0, 1], keys=keys)
+    (batch,) = runner.sample(num_timesteps=60)
+    assert batch.stream("a1").obs.shape[2:] == (width,)
+    assert set(np.unique(batch.stream("a1").actions)) == {1, 3}
+    assert set(np.unique(batch.stream("a0").actions)) == {0, 1, 2, 3}
+    runner.sample(num_episodes=4)
+    assert sum(env.illegal for env in runner.env.envs) == 0
+
+
+@pytest.mark.parametrize("actions", [discrete(4), gym.spaces.MultiDiscrete([2, 2])], ids=str)
+@pytest.mark.parametrize("size", [3, 5])
+def test_case_15_a_mask_that_does_not_fit_the_actions_is_an_early_error(actions, size):
+    config = tiny_config(Masked, {"legal": [1] * 4, "actions": actions, "mask_size": size})
+    with pytest.raises(ValueError, match=rf"agent 'a0'.*action mask .*{size},.*needed: .* shape \(4,\)"):
+        config.validate()
+
+
+def test_case_15_a_mask_of_continuous_actions_is_an_early_error():
+    config = tiny_config(Masked, {"legal": [1, 1], "keys": ["observation", "goal"], "actions": box(2)})
+    with pytest.raises(ValueError, match="agent 'a0' has an action mask, but its action space Box.*cannot be masked"):
+        config.validate()
+
+
+def test_case_15_no_legal_action_is_an_error_that_names_agent_environment_and_step():
+    message = "agent 'a1'.*allows no action.*environment index 0, step 3 .*return at least one legal action"
+    for run in ({"num_timesteps": 40}, {"num_episodes": 4}):
+        runner = masked_runner(legal=[0, 1, 1], stuck=3)
+        with pytest.raises(ValueError, match=message):
+            runner.sample(**run)
+    # Nobody acts on the mask of a last observation.
+    runner = masked_runner(legal=[0, 1, 1], stuck=5)
+    runner.sample(num_timesteps=40)
+    runner.sample(num_episodes=4)
+    assert sum(env.illegal for env in runner.env.envs) == 0
+
+
+def test_case_15_every_dimension_needs_a_legal_action():
+    actions = gym.spaces.MultiDiscrete([2, 3])
+    runner = masked_runner(legal=[0, 1, 0, 0, 1], actions=actions)
+    (batch,) = runner.sample(num_timesteps=20)
+    assert (batch.stream("a1").actions == [1, 2]).all()
+    for legal in ([0, 0, 0, 0, 1], [0, 1, 0, 0, 0]):
+        with pytest.raises(ValueError, match="agent 'a1'.*environment index 0, step 0 .*at least one legal action"):
+            masked_runner(legal=legal, actions=actions).sample(num_timesteps=20)
+
+
+def test_case_15_an_agent_that_is_not_there_needs_no_legal_action():
+    class Absent(VectorJointEnv):
+        def __init__(self, num_envs=1):
+            self.num_envs, self.possible_agents, self.t = num_envs, ["a", "b"], 0
+            mask = gym.spaces.Box(0, 1, (2,), np.int8)
+            space = gym.spaces.Dict({"observation": box(1), "action_mask": mask})
+            self.observation_spaces = dict.fromkeys("ab", space)
+            self.action_spaces = dict.fromkeys("ab", discrete())
+
+        def reset_joint(self, seeds=None):
+            seen = {"observation": np.ones((self.num_envs, 1), np.float32)}
+            return {a: {**seen, "action_mask": np.full((self.num_envs, 2), a == "a", np.int8)} for a in "ab"}
+
+        def step_joint(self, actions):
+            present = np.array([[True], [False]]).repeat(self.num_envs, axis=1)
+            return JointStepResult(present.astype(np.float32), self.reset_joint(), ~present & False, present=present)
+
+    make_runner(tiny_config(Absent)).sample(num_timesteps=20)
+
+
 def test_case_20_agents_named_by_numbers():
     config = declared_config([box()] * 2, [discrete()] * 2, agents=[0, 1], **COUPLED)
     runner, learner, (result,) = trained(config)

@@ -8,9 +8,11 @@
 | MultiDiscrete([k0, k1, …]) | one-hots side by side [Σk] |
 | MultiBinary(shape) | the same shape, 0.0 or 1.0 |
 | Dict, Tuple of these | each flattened, side by side, keys in the order of the space |
-| Dict with the keys "observation" and "action_mask" | the encoding of "observation"; the mask goes its own way |
+| Dict with the key "action_mask" | the encoding of the rest; the mask goes its own way |
 
-The last row is PettingZoo's convention for masked actions.
+Where the rest is only "observation" (PettingZoo's convention) or only "observations" (RLlib's), that component is
+encoded by itself and keeps its shape; any other rest is a Dict without the mask, flattened as every Dict. A mask covers
+the A logits of the agent's action space: the n of a Discrete, the heads of a MultiDiscrete side by side.
 """
 
 from __future__ import annotations
@@ -20,21 +22,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-MASK_KEYS = {"observation", "action_mask"}
-
-
-def has_action_mask(space: gym.Space) -> bool:
-    """Whether a space follows PettingZoo's convention {"observation": …, "action_mask": …}."""
-    return isinstance(space, gym.spaces.Dict) and set(space.spaces) == MASK_KEYS
-
-
-def mask_length(action_space: gym.Space) -> int | None:
-    """A, the number of logits a mask covers; None where the space cannot be masked."""
-    if isinstance(action_space, gym.spaces.Discrete):
-        return int(action_space.n)
-    if isinstance(action_space, gym.spaces.MultiDiscrete):
-        return int(action_space.nvec.sum())
-    return None
+from thrust_rllib.envs.spaces import ACTION_MASK, beside_action_mask, has_action_mask
 
 
 class ObservationEncoder:
@@ -49,7 +37,7 @@ class ObservationEncoder:
 
     def __init__(self, space: gym.Space) -> None:
         self.masked = has_action_mask(space)
-        self.space: gym.Space = space["observation"] if isinstance(space, gym.spaces.Dict) and self.masked else space
+        self.space, self._key = beside_action_mask(space)
         low, high = _encoded_bounds(self.space)
         self.encoded_space = gym.spaces.Box(low, high, dtype=np.float32)
         # Comparing with infinite bounds costs a pass over the data and can only ever find a NaN.
@@ -58,11 +46,11 @@ class ObservationEncoder:
 
     def encode(self, raw: Any) -> np.ndarray:
         """[…, *space] (or a dict or tuple of arrays) to float32 […, *encoded_space.shape]."""
-        return _encode(self.space, raw["observation"] if self.masked else raw)
+        return _encode(self.space, raw if self._key is None else raw[self._key])
 
     def action_mask(self, raw: Any) -> np.ndarray:
         """The mask, bool […, A]; only for a masked space."""
-        return np.asarray(raw["action_mask"], dtype=bool)
+        return np.asarray(raw[ACTION_MASK], dtype=bool)
 
     def first_violation(self, encoded: np.ndarray, check_bounds: bool = True) -> tuple[tuple[int, ...], str] | None:
         """Where the first observation lies that is not finite or not in the space: (leading index, what is wrong).
@@ -104,6 +92,11 @@ def _encoded_bounds(space: gym.Space) -> tuple[np.ndarray, np.ndarray]:
         return np.zeros(space.shape, np.float32), np.ones(space.shape, np.float32)
     if isinstance(space, (gym.spaces.Dict, gym.spaces.Tuple)):
         parts = [_encoded_bounds(s) for s in _components(space)]
+        if not parts:
+            raise ValueError(
+                "a Dict or Tuple in the observation space holds nothing to encode; give the agent something to observe "
+                "(beside the action mask, if it has one), if only a constant"
+            )
         return (
             np.concatenate([low.ravel() for low, _ in parts]),
             np.concatenate([high.ravel() for _, high in parts]),

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 from ray.rllib.connectors.connector_v2 import ConnectorV2
 from ray.rllib.core.columns import Columns
@@ -28,11 +29,21 @@ class ObservationNormalizer(ConnectorV2):
     """x → clip((x − mean) / std, ±10) with the running moments of the module.
 
     Args:
+        input_observation_space: as of every ConnectorV2; not used.
+        input_action_space: not used.
         shapes: {module id: shape of one encoded observation}.
+        **kwargs: for RLlib.
     """
 
-    def __init__(self, *, shapes: Mapping[str, tuple[int, ...]], **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+    def __init__(
+        self,
+        input_observation_space: gym.Space | None = None,
+        input_action_space: gym.Space | None = None,
+        *,
+        shapes: Mapping[str, tuple[int, ...]],
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(input_observation_space, input_action_space, **kwargs)
         self.shapes = {module_id: tuple(shapes[module_id]) for module_id in sorted(shapes)}
         self.moments = {module_id: RunningMoments(shape) for module_id, shape in self.shapes.items()}
 

@@ -39,6 +39,7 @@ class JointStepResult:
     | final_observations | not used | observations before the automatic reset, or None |
     | present | None | bool [N, E]: who acted in this step; None: everybody |
 
+    An agent that is absent still shows some element of its observation space (zeros, say): nobody learns from it.
     An agent that is both terminated and truncated counts as terminated (no bootstrap).
 
     Args:

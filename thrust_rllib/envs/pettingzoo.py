@@ -12,12 +12,7 @@ from pettingzoo import ParallelEnv
 
 from thrust_rllib.envs.joint_env import AgentID, JointEnv, JointStepResult, VectorJointEnv
 from thrust_rllib.envs.single import SingleJointEnv
-
-MASK = "action_mask"
-
-
-def _has_mask(space: gym.Space) -> bool:
-    return isinstance(space, spaces.Dict) and MASK in space.spaces
+from thrust_rllib.envs.spaces import ACTION_MASK, has_action_mask, mask_length
 
 
 class PettingZooJointEnv(JointEnv):
@@ -27,9 +22,9 @@ class PettingZooJointEnv(JointEnv):
     early or comes late is an error of `SyncVectorJointEnv`. In the last step some may terminate and others be
     truncated.
 
-    Action masks: an observation {"observation", "action_mask"} stays as it is; masks in
-    infos[agent]["action_mask"] are found by one reset at construction and put into an observation of that
-    form.
+    Action masks: a Dict observation with the key "action_mask" stays as it is; masks in
+    infos[agent]["action_mask"] are found by one reset at construction and put into an observation
+    {"observation", "action_mask"}. Actions are Discrete or MultiDiscrete (its heads side by side in the mask).
 
     Args:
         env: the environment, or what makes one when called with `env_config`.
@@ -76,34 +71,34 @@ class PettingZooJointEnv(JointEnv):
         """The PettingZoo environment."""
         return self.env
 
-    def _find_masks(self) -> list[AgentID]:
-        """Agents whose infos hold a mask; their observation space becomes a Dict."""
-        maskable = [
-            agent
+    def _find_masks(self) -> dict[AgentID, int]:
+        """Agents whose infos hold a mask, with its length; their observation space becomes a Dict."""
+        maskable = {
+            agent: length
             for agent in self.possible_agents
-            if isinstance(self.action_spaces[agent], spaces.Discrete) and not _has_mask(self.observation_spaces[agent])
-        ]
+            if (length := mask_length(self.action_spaces[agent])) is not None
+            and not has_action_mask(self.observation_spaces[agent])
+        }
         if not maskable:
-            return []
+            return {}
         _, infos = self.env.reset()
-        masked = [agent for agent in maskable if MASK in (infos.get(agent) or {})]
-        for agent in masked:
-            mask_space = spaces.Box(0, 1, (int(self.action_spaces[agent].n),), np.int8)  # type: ignore[attr-defined]
+        masked = {agent: length for agent, length in maskable.items() if ACTION_MASK in (infos.get(agent) or {})}
+        for agent, length in masked.items():
             self.observation_spaces[agent] = spaces.Dict(
-                {"observation": self.observation_spaces[agent], MASK: mask_space}
+                {"observation": self.observation_spaces[agent], ACTION_MASK: spaces.Box(0, 1, (length,), np.int8)}
             )
         return masked
 
     def _observations(self, given: Mapping[AgentID, Any], infos: Mapping[AgentID, Any]) -> dict[AgentID, Any]:
         observations = {agent: given[agent] for agent in self.possible_agents if agent in given}
-        for agent in self._masked_by_infos:
+        for agent, length in self._masked_by_infos.items():
             if agent in observations:
-                mask = (infos.get(agent) or {}).get(MASK)
+                mask = (infos.get(agent) or {}).get(ACTION_MASK)
                 if mask is None:  # nothing to choose after the end
-                    mask = np.ones(self.action_spaces[agent].n)  # type: ignore[attr-defined]
+                    mask = np.ones(length)
                 observations[agent] = {
                     "observation": observations[agent],
-                    MASK: np.asarray(mask, dtype=np.int8),
+                    ACTION_MASK: np.asarray(mask, dtype=np.int8),
                 }
         return observations
 

@@ -105,6 +105,11 @@ def register_joint_env(name: str, factory: Any, help: str = "") -> None:
     _registered[name] = (factory, help or (inspect.getdoc(factory) or "no description").splitlines()[0])
 
 
+def is_registered(name: str) -> bool:
+    """Whether `register_joint_env` gave this name, in this process."""
+    return name in _registered
+
+
 def resolve_env(env: Any) -> EnvSpec:
     """Finds out what `env` is; see the table of this module.
 

@@ -38,6 +38,8 @@ class RLlibJointEnv(JointEnv):
     `"__all__"` ends every agent: by termination, or by truncation for agents that are flagged as truncated or
     if only the truncateds' `"__all__"` is set. Without that key the episode is over when every agent ended.
 
+    Action masks: a Dict observation with the key "action_mask", such as RLlib's {"observations", "action_mask"}.
+
     Args:
         env: the environment.
         extras_from_infos: names that each agent's info carries; they become extras.

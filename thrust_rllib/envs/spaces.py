@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,9 +10,10 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from thrust_rllib.envs.joint_env import AgentID, JointEnv, VectorJointEnv
+from thrust_rllib.envs.joint_env import JointEnv, VectorJointEnv
 
 ARRAY_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+ACTION_MASK = "action_mask"
 
 
 def check_spaces(env: JointEnv | VectorJointEnv) -> None:
@@ -80,6 +82,39 @@ def identical_spaces(env: JointEnv | VectorJointEnv) -> bool:
     )
 
 
+def has_action_mask(space: gym.Space) -> bool:
+    """Whether observations carry an action mask: a Dict with the key "action_mask", whatever else is in it."""
+    return isinstance(space, spaces.Dict) and ACTION_MASK in space.spaces
+
+
+def beside_action_mask(space: gym.Space) -> tuple[gym.Space, str | None]:
+    """What a space holds beside its action mask, and under which key.
+
+    | beside "action_mask" | result |
+    |---|---|
+    | "observation" (PettingZoo's convention) or "observations" (RLlib's) alone | that component and its key |
+    | anything else | the Dict without the mask, None |
+    | there is no mask | the space itself, None |
+    """
+    if not isinstance(space, spaces.Dict) or not has_action_mask(space):
+        return space, None
+    rest = OrderedDict((key, inner) for key, inner in space.spaces.items() if key != ACTION_MASK)
+    if len(rest) == 1:
+        (key, inner) = next(iter(rest.items()))
+        if key in ("observation", "observations"):
+            return inner, key
+    return spaces.Dict(rest), None
+
+
+def mask_length(action_space: gym.Space) -> int | None:
+    """A, the number of logits a mask covers; None where the space cannot be masked."""
+    if isinstance(action_space, spaces.Discrete):
+        return int(action_space.n)
+    if isinstance(action_space, spaces.MultiDiscrete):
+        return int(action_space.nvec.sum())
+    return None
+
+
 def map_space(space: gym.Space, leaf: Callable[..., Any], *values: Any) -> Any:
     """Applies `leaf(space, *values)` to each array space inside `space`, keeping dicts and tuples."""
     if isinstance(space, spaces.Dict):
@@ -89,21 +124,11 @@ def map_space(space: gym.Space, leaf: Callable[..., Any], *values: Any) -> Any:
     return leaf(space, *values)
 
 
-def batch_zeros(space: gym.Space, num_envs: int) -> Any:
-    """Zeros for E elements of `space`: an array [E, ...], or a dict or tuple of arrays."""
-    return map_space(space, lambda s: np.zeros((num_envs, *s.shape), dtype=s.dtype))
-
-
-def batch_row(space: gym.Space, batch: Any, index: int) -> Any:
-    """Element `index` of E batched elements of `space` (a view, or a numpy scalar)."""
+def batch_row(space: gym.Space, batch: Any, index: int | np.ndarray) -> Any:
+    """Element `index` of E batched elements of `space` (a view, or a numpy scalar); an array picks several (a copy)."""
     return map_space(space, lambda _, values: values[index], batch)
 
 
 def batch_copy(space: gym.Space, batch: Any) -> Any:
     """A copy of E batched elements of `space`."""
     return map_space(space, lambda s, values: np.array(values, dtype=s.dtype), batch)
-
-
-def agent_index(agents: list[AgentID]) -> dict[AgentID, int]:
-    """Position of each agent on the agent axis."""
-    return {agent: index for index, agent in enumerate(agents)}

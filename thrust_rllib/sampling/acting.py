@@ -133,7 +133,7 @@ class TeamActor:
 
     @contextmanager
     def _own_generator(self) -> Iterator[None]:
-        """Lets torch draw from the actor's generator inside the block (about 1 µs)."""
+        """Lets torch draw from the actor's generator inside the block (a few µs)."""
         outside = torch.get_rng_state()
         torch.set_rng_state(self._generator_state)
         try:

@@ -9,8 +9,9 @@ import gymnasium as gym
 import numpy as np
 
 from thrust_rllib.connectors.action_decoding import ActionDecoder
-from thrust_rllib.connectors.observation_encoding import ObservationEncoder, mask_length
+from thrust_rllib.connectors.observation_encoding import ObservationEncoder
 from thrust_rllib.envs.joint_env import VectorJointEnv
+from thrust_rllib.envs.spaces import ACTION_MASK, batch_row, mask_length
 from thrust_rllib.joint_batch import AgentID, ModuleID
 
 
@@ -28,7 +29,7 @@ class ModuleAgents:
         clip_actions: see `ActionDecoder`.
 
     Raises:
-        ValueError: the agents' spaces differ, or have no encoding.
+        ValueError: the agents' spaces differ, or have no encoding, or an action mask does not fit the actions.
     """
 
     def __init__(
@@ -56,13 +57,11 @@ class ModuleAgents:
             self.decoder = ActionDecoder(action_spaces[first], normalize_actions, clip_actions)
         except ValueError as error:
             raise ValueError(f"agent {first!r}: {error}") from error
-        if self.encoder.masked and mask_length(action_spaces[first]) is None:
-            raise ValueError(
-                f"agent {first!r} has an action mask, but its action space {action_spaces[first]} cannot be masked; "
-                "needed: Discrete or MultiDiscrete"
-            )
+        if self.encoder.masked:
+            _check_mask(first, observation_spaces[first], action_spaces[first])
         self.module_id = module_id
         self.agents = tuple(agents)
+        self.observation_space = observation_spaces[first]
         self.action_space = action_spaces[first]
         self.action_shape = tuple(self.action_space.shape or ())
         self.stacked = stacked
@@ -79,11 +78,47 @@ class ModuleAgents:
             return self.encoder.encode(observations[self.positions])
         return np.stack([self.encoder.encode(observations[agent]) for agent in self.agents])
 
+    def encode_some(self, observations: Any, rows: np.ndarray) -> np.ndarray:
+        """As `encode`, of some agents in some environments; the other observations are not looked at.
+
+        Args:
+            observations: what the environment returned for all agents.
+            rows: bool [n, E] over these agents, at least one of them true.
+
+        Returns:
+            float32 [m, …], one row for each of the m that are true.
+        """
+        if self.stacked:
+            return self.encoder.encode(observations[self.positions][rows])
+        return np.concatenate(
+            [
+                self.encoder.encode(batch_row(self.observation_space, observations[agent], mine))
+                for agent, mine in zip(self.agents, rows, strict=True)
+                if mine.any()
+            ]
+        )
+
     def masks(self, observations: Any) -> np.ndarray | None:
         """The action masks [n, E, A] inside the observations, or None."""
         if not self.encoder.masked:
             return None
         return np.stack([self.encoder.action_mask(observations[agent]) for agent in self.agents])
+
+
+def _check_mask(agent: AgentID, observation_space: gym.Space, action_space: gym.Space) -> None:
+    needed = mask_length(action_space)
+    if needed is None:
+        raise ValueError(
+            f"agent {agent!r} has an action mask, but its action space {action_space} cannot be masked; "
+            "needed: Discrete or MultiDiscrete"
+        )
+    given: gym.Space = observation_space[ACTION_MASK]  # type: ignore[index]
+    if given.shape != (needed,):
+        raise ValueError(
+            f"agent {agent!r} declares the action mask {given} of shape {given.shape}, but its action space "
+            f"{action_space} has {needed} choices; needed: a mask of shape ({needed},), such as "
+            f"Box(0, 1, ({needed},), np.int8)"
+        )
 
 
 def agents_of_modules(
@@ -98,7 +133,8 @@ def agents_of_modules(
         clip_actions: see `ActionDecoder`.
 
     Raises:
-        ValueError: agents of one module with different spaces, or a space without an encoding.
+        ValueError: agents of one module with different spaces, a space without an encoding, or a mask that does not
+            fit the actions.
     """
     agents = list(env.possible_agents)
     return [
