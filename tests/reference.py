@@ -81,10 +81,6 @@ def value_loss_change_clipped(values, values_old, targets, clip_range):
     return _elementwise(one, values, values_old, targets, clip_range)
 
 
-def value_loss_error_clamped(values, targets, clip_param):
-    return _elementwise(lambda v, target, c: min((v - target) ** 2, c), values, targets, clip_param)
-
-
 # ------------------------------------------------------------------------------------- masked statistics
 
 

@@ -197,7 +197,8 @@ def compute_joint_losses(
     """Every agent's losses and the couplings of one joint minibatch.
 
     Per module m with rows (i, b) of its agents, each a mean over the rows where the agent acted:
-    policy_m = −mean min(A r, A clip(r, 1±ε)), value_m = mean max((v−R)², (v_c−R)²), entropy_m = mean H;
+    policy_m = −mean min(A r, A clip(r, 1±ε)), value_m = mean min(max((v−R)², (v_c−R)²), vf_clip_param),
+    entropy_m = mean H;
     the joint loss is Σ_m (policy_m + c_v value_m − c_H entropy_m) + Σ_k λ_k coupling_k.
 
     Args:

@@ -20,10 +20,13 @@ from thrust_rllib.teams import AgentToModule
 def check_modules(
     modules: Mapping[ModuleID, Any], losses: Mapping[str, CrossAgentLoss], device: torch.device | str
 ) -> None:
-    """Checks that every module has values and, where a coupling reads them, features (two rows of zeros are tried).
+    """Checks that every module has values, no state and, where a coupling reads them, features.
+
+    For the features two rows of zeros are tried.
 
     Raises:
-        ValueError: a module without `ValueFunctionAPI`, or without `encoder_features` for a coupling.
+        ValueError: a module without `ValueFunctionAPI`, a recurrent one, or one without `encoder_features` for a
+            coupling.
     """
     readers = [name for name, loss in losses.items() if getattr(loss, "needs_features", False)]
     for module_id, module in modules.items():
@@ -32,6 +35,12 @@ def check_modules(
                 f"module {module_id!r} ({type(module).__name__}) has no value function; derive it from RLlib's "
                 "ValueFunctionAPI, too, and implement compute_values(batch, embeddings=None), which returns values "
                 "[B]; or use MLPModule."
+            )
+        if module.is_stateful():
+            raise ValueError(
+                f"module {module_id!r} ({type(module).__name__}) has a state; recurrent modules are not served in this "
+                "version. Use a feed-forward one (use_lstm=False), and stack past observations in the environment "
+                "where one is not enough."
             )
         if not readers:
             continue

@@ -70,6 +70,17 @@ def test_sampling_frequencies(space):
         assert (frequencies - probabilities).abs().max() < 4 * 0.5 / count**0.5
 
 
+def test_the_columns_of_heads_of_different_sizes_are_copied_to_a_device_once(monkeypatch):
+    logits = logits_for(HEADS).float()
+    with torch.inference_mode():
+        distribution_class(HEADS).from_logits(logits)  # what is kept must serve training as well
+    monkeypatch.setattr(torch, "tensor", None)
+    monkeypatch.setattr(torch.Tensor, "to", None)
+    logits.requires_grad_()
+    distribution_class(HEADS).from_logits(logits).entropy().sum().backward()
+    assert logits.grad.abs().sum() > 0
+
+
 def test_heads_are_sampled_independently():
     torch.manual_seed(0)
     actions = distribution_class(EQUAL_HEADS).from_logits(torch.zeros(40_000, 6)).sample()

@@ -83,7 +83,7 @@ def test_merge_equals_one_that_saw_both(seed, shape, cut):
 
 
 @pytest.mark.parametrize("decay", [1.0, 0.8])
-def test_deltas_of_workers_equal_one_worker_that_saw_everything(decay):
+def test_what_workers_have_new_equals_one_worker_that_saw_everything(decay):
     rng = np.random.default_rng(0)
     workers = [RunningMoments((3,), decay) for _ in range(4)]
     driver, alone = RunningMoments((3,), decay), RunningMoments((3,), decay)
@@ -92,36 +92,19 @@ def test_deltas_of_workers_equal_one_worker_that_saw_everything(decay):
         for worker, batch in zip(workers, data, strict=True):
             worker.update(batch)
         alone.update(np.concatenate(data))
-        driver.merge(*[worker.pop_delta() for worker in workers])
+        driver.merge(*[worker.new for worker in workers if worker.new is not None])
         for worker in workers:
-            worker.synchronize(driver.get_state())
+            worker.set_state(driver.get_state())
         for moments in (driver, *workers):
             same(moments, alone)
-    # Merging whole states instead of deltas counts the past once per worker.
+    # Merging whole states instead of what is new counts the past once per worker.
     driver.merge(*workers)
     assert driver.count > 3 * alone.count
 
 
-def test_rows_after_the_delta_was_taken_are_neither_lost_nor_counted_twice():
-    first, late = batches(np.random.default_rng(1), (), [6, 4])
-    worker, driver, whole = RunningMoments(), RunningMoments(), RunningMoments()
-    worker.update(first)
-    driver.merge(worker.pop_delta())
-    worker.update(late)  # while the driver works
-    worker.synchronize(driver.get_state())
-    whole.update(first)
-    whole.update(late)
-    same(worker, whole)
-    driver.merge(worker.pop_delta())
-    same(driver, whole)
-    assert worker.pop_delta().count == 0
-
-
 def test_before_any_data_nothing_is_changed():
     moments = RunningMoments((2,))
-    x = np.array([[1.0, -2.0]])
-    assert moments.count == 0 and (moments.mean == 0).all() and (moments.std == 1).all()
-    assert (moments.normalize(x) == x).all() and (moments.denormalize(x) == x).all()
+    assert moments.count == 0 and (moments.mean == 0).all() and (moments.std == 1).all() and moments.new is None
 
 
 def test_empty_updates_are_ignored_even_with_decay():
@@ -150,28 +133,13 @@ def test_leading_axes_are_flattened():
     assert scalar.count == 61
 
 
-def test_normalize_and_denormalize():
-    data = np.random.default_rng(4).normal(5.0, 2.0, size=(500, 3))
-    moments = RunningMoments((3,))
-    moments.update(data)
-    y = moments.normalize(data)
-    assert y.dtype == np.float32 and y.shape == data.shape
-    np.testing.assert_allclose(y.mean(0), 0, atol=1e-5)
-    np.testing.assert_allclose(y.std(0), 1, atol=1e-5)
-    np.testing.assert_allclose(moments.denormalize(y), data, rtol=1e-5)
-    assert moments.denormalize(y).dtype == np.float32
-    assert np.abs(y).max() > 1.5
-    assert np.abs(moments.normalize(data, clip=1.5)).max() == 1.5
-
-
-def test_a_constant_is_exactly_zero_and_the_std_is_floored():
+def test_a_constant_has_exactly_no_variance_and_the_std_is_floored():
     moments = RunningMoments((2,))
     x = np.full((7, 2), 1e8 / 3, dtype=np.float32)
     for _ in range(3):
         moments.update(x)
     assert (moments.var == 0).all() and (moments.std == STD_FLOOR).all()
-    assert (moments.normalize(x) == 0).all()
-    assert (moments.normalize(x + 100, clip=10.0) == 10).all()
+    assert (moments.mean == x).all()
 
 
 def test_large_offsets_keep_their_precision():
@@ -185,22 +153,20 @@ def test_large_offsets_keep_their_precision():
     assert abs(np.mean((data + 1e9) ** 2) - np.mean(data + 1e9) ** 2 - near.var) > 0.1
 
 
-def test_state_copy_and_pickle():
+def test_state_and_pickle():
     moments = RunningMoments((2,), decay=0.9)
     moments.update(np.random.default_rng(6).normal(size=(4, 2)))
     restored = RunningMoments((2,), decay=0.9)
     restored.update(np.ones((3, 2)))
     restored.set_state(moments.get_state())
-    copied, pickled = moments.copy(), pickle.loads(pickle.dumps(moments))
-    for other in (restored, copied, pickled):
+    pickled = pickle.loads(pickle.dumps(moments))
+    for other in (restored, pickled):
         same(other, moments)
         assert other.decay == 0.9 and other.shape == (2,)
-    assert restored.pop_delta().count == 0  # a restored state starts a new delta
-    assert copied.pop_delta().count == pickled.pop_delta().count == 4
-    assert moments.new is not None and moments.new.count == 4
+    assert restored.new is None  # nothing is new since then
+    assert moments.new.count == pickled.new.count == 4
     state = moments.get_state()
-    state["mean"] += 1
-    copied.update(np.zeros((5, 2)))
+    state["mean"] += 1  # a copy
     same(restored, moments)
 
 
@@ -209,7 +175,6 @@ def test_takes_tensors():
     moments = RunningMoments((2,))
     moments.update(x, torch.tensor([True, False, True]))
     close(moments.mean, [2.0, 3.0])
-    assert moments.normalize(x)[1].tolist() == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])

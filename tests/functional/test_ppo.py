@@ -22,7 +22,6 @@ from thrust_rllib.functional import (
     clipped_surrogate,
     explained_variance,
     value_loss_change_clipped,
-    value_loss_error_clamped,
 )
 
 shapes = st.lists(st.integers(1, 5), max_size=3).map(tuple)
@@ -44,17 +43,13 @@ def test_policy_terms_equal_the_reference(dtype, seed, shape, eps):
 @dtypes
 @examples
 @given(seed=seeds, shape=shapes, clip=st.sampled_from([0.0, 0.2, 1.0, math.inf]))
-def test_value_losses_equal_the_reference(dtype, seed, shape, clip):
+def test_the_value_loss_equals_the_reference(dtype, seed, shape, clip):
     rng = np.random.default_rng(seed)
     values, old, targets = (random_array(rng, shape, dtype) for _ in range(3))
     arrays = [x.numpy() for x in (values, old, targets)]
     assert_matches(
         value_loss_change_clipped(values, old, targets, clip),
         reference.value_loss_change_clipped(*arrays, clip),
-    )
-    assert_matches(
-        value_loss_error_clamped(values, targets, clip),
-        reference.value_loss_error_clamped(arrays[0], arrays[2], clip),
     )
 
 
@@ -67,7 +62,6 @@ def test_clip_as_a_tensor_is_the_number_element_by_element():
             (clipped_surrogate(a, b, c, clips), clipped_surrogate(a[i], b[i], c[i], clip)),
             (clip_indicator(a, b, clips), clip_indicator(a[i], b[i], clip)),
             (value_loss_change_clipped(a, b, c, clips), value_loss_change_clipped(a[i], b[i], c[i], clip)),
-            (value_loss_error_clamped(a, b, clips), value_loss_error_clamped(a[i], b[i], clip)),
         ]:
             assert torch.equal(whole[i], row)
 
@@ -78,10 +72,9 @@ def test_clip_as_a_tensor_is_the_number_element_by_element():
         lambda x, y, z: clipped_surrogate(x, y, z, 0.2),
         lambda x, y, z: value_loss_change_clipped(x, y, z, 0.5),
         lambda x, y, z: value_loss_change_clipped(x, y, z, math.inf),
-        lambda x, y, z: value_loss_error_clamped(x, z, 1.5),
         lambda x, y, z: approximate_kl(x, y),
     ],
-    ids=["surrogate", "value_change", "value_plain", "value_error", "kl"],
+    ids=["surrogate", "value_change", "value_plain", "kl"],
 )
 def test_gradients(function):
     rng = np.random.default_rng(1)
@@ -106,7 +99,6 @@ def test_a_huge_clip_is_no_clip():
         assert torch.equal(clipped_surrogate(logp, old, x, clip), x * torch.exp(logp - old))
         assert clip_indicator(logp, old, clip).sum() == 0
         assert_matches(value_loss_change_clipped(logp, old, x, clip), (logp - x).square())
-        assert torch.equal(value_loss_error_clamped(logp, x, clip), (logp - x).square())
 
 
 def test_the_clip_is_pessimistic_and_stops_the_gradient():
@@ -134,7 +126,6 @@ def test_value_clip_has_no_half_and_takes_the_worse():
     values, old, targets = (torch.tensor(x, dtype=torch.float64) for x in ([1.0, 1.0], [0.0, 0.0], [2.0, 0.5]))
     # v_c = 0.2: errors (1, 3.24) and (.25, .09).
     assert_matches(value_loss_change_clipped(values, old, targets, 0.2), [3.24, 0.25])
-    assert_matches(value_loss_error_clamped(values, targets, 0.5), [0.5, 0.25])
 
 
 def test_an_infinite_range_never_reads_the_old_value():
@@ -199,7 +190,6 @@ def test_a_column_against_a_row_is_an_error_not_a_matrix():
         lambda: approximate_kl(row, col),
         lambda: value_loss_change_clipped(row, row, col, 0.2),
         lambda: value_loss_change_clipped(row, col, row, math.inf),
-        lambda: value_loss_error_clamped(row, col, 0.2),
         lambda: explained_variance(row, col),
     ):
         with pytest.raises(ValueError, match=message):

@@ -97,6 +97,17 @@ def test_gradients(masked):
     assert gradcheck(lambda a, b: cross_correlation(a, b, mask), *features[:2])
 
 
+@pytest.mark.parametrize("widths", [[2, 3, 2], [3, 3, 3]])
+def test_widths_are_copied_to_a_device_once(monkeypatch, widths):
+    with torch.inference_mode():
+        redundancy_penalty(team(0, D=widths))  # what is kept must serve training as well
+    features = [z.requires_grad_() for z in team(0, D=widths)]
+    monkeypatch.setattr(torch, "tensor", None)
+    monkeypatch.setattr(torch.Tensor, "to", None)
+    redundancy_penalty(features).backward()
+    assert all(z.grad.abs().sum() > 0 for z in features)
+
+
 def test_correlation_of_known_columns():
     x = torch.linspace(-1, 1, 9, dtype=torch.float64)
     a, b = torch.stack([x, x.square()], 1), torch.stack([3 * x + 7, -x, torch.ones_like(x)], 1)

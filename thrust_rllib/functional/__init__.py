@@ -10,7 +10,6 @@ from thrust_rllib.functional.ppo import (
     clipped_surrogate,
     explained_variance,
     value_loss_change_clipped,
-    value_loss_error_clamped,
 )
 from thrust_rllib.functional.redundancy import cross_correlation, redundancy_penalty
 
@@ -31,5 +30,4 @@ __all__ = [
     "redundancy_penalty",
     "standardize",
     "value_loss_change_clipped",
-    "value_loss_error_clamped",
 ]

@@ -23,22 +23,16 @@ class RunningMoments:
     With `decay` < 1 the old count and m2 are multiplied by it before each update or merge: an exponential
     window.
 
-    Distributed use: each worker calls `update`, the driver merges all workers' deltas at once and sends the
-    result back:
-
-        driver.merge(*[worker.pop_delta() for worker in workers])
-        for worker in workers:
-            worker.synchronize(driver.get_state())
-
-    Then all hold what one worker would that saw all data, and nothing is counted twice (the purpose of the
-    buffer of RLlib's `MeanStdFilter`).
+    Distributed use: each worker calls `update`; the driver merges every worker's `new` into what it sent out last and
+    sends the result back, which each worker takes over with `set_state`. Then all hold what one worker would that saw
+    all data, and nothing is counted twice (the purpose of the buffer of RLlib's `MeanStdFilter`).
 
     | field | shape | meaning |
     |---|---|---|
     | count | number | rows seen (a weight, not an integer, once decayed) |
     | mean | shape | mean, 0 before any data |
     | m2 | shape | sum of squared deviations |
-    | new | RunningMoments or None | rows since the last `pop_delta` |
+    | new | RunningMoments or None | rows since the last `set_state` |
 
     Args:
         shape: shape of one row.
@@ -117,26 +111,6 @@ class RunningMoments:
         for other in others:
             self._absorb(other)
 
-    def pop_delta(self) -> RunningMoments:
-        """The moments of the rows since the last call, to be merged elsewhere; starts a new delta."""
-        delta, self.new = self.new or RunningMoments(self.shape), None
-        return delta
-
-    def synchronize(self, state: Mapping[str, Any]) -> None:
-        """Takes over a driver's state, then adds the own rows that the driver cannot know yet (`new`).
-
-        Args:
-            state: of the driver's `get_state`.
-
-        Raises:
-            ValueError: its arrays have another shape.
-        """
-        new = self.new
-        self.set_state(state)
-        if new is not None:
-            self.merge(new)
-            self.new = new
-
     def get_state(self) -> dict[str, NDArray[np.float64]]:
         """{"count": [], "mean": shape, "m2": shape}, copies."""
         return {"count": np.array(self.count), "mean": self.mean.copy(), "m2": self.m2.copy()}
@@ -157,37 +131,6 @@ class RunningMoments:
                 f"build RunningMoments(shape={mean.shape}) for it."
             )
         self.count, self.mean, self.m2, self.new = float(state["count"]), mean, m2, None
-
-    def copy(self) -> RunningMoments:
-        """An independent copy, `new` included."""
-        other = RunningMoments(self.shape, self.decay)
-        other.set_state(self.get_state())
-        other.new = None if self.new is None else self.new.copy()
-        return other
-
-    def normalize(self, x: ArrayLike, clip: float | None = None) -> NDArray[np.float32]:
-        """Standardises: (x - mean) / std, limited to [-clip, clip].
-
-        Args:
-            x: [..., *shape] numbers.
-            clip: the limit; None means none. Set one where a column that was constant so far may move.
-
-        Returns:
-            [..., *shape] float32.
-        """
-        y = (np.asarray(x, dtype=np.float64) - self.mean) / self.std
-        return (y if clip is None else np.clip(y, -clip, clip)).astype(np.float32)
-
-    def denormalize(self, x: ArrayLike) -> NDArray[np.float32]:
-        """Inverse of `normalize` without clip: x std + mean.
-
-        Args:
-            x: [..., *shape] numbers.
-
-        Returns:
-            [..., *shape] float32.
-        """
-        return (np.asarray(x, dtype=np.float64) * self.std + self.mean).astype(np.float32)
 
     def _rows(self, x: ArrayLike, mask: ArrayLike | None) -> NDArray[np.float64]:
         x = np.asarray(x, dtype=np.float64)

@@ -87,7 +87,7 @@ def value_loss_change_clipped(
 
     max((v - R)^2, (v_c - R)^2) with v_c = v_old + clip(v - v_old, -c, c)
 
-    Not RLlib's `vf_clip_param`, which bounds the squared *error*: see `value_loss_error_clamped`.
+    Not RLlib's `vf_clip_param`, which bounds the squared *error*: compose `torch.minimum(this, vf_clip_param)`.
 
     Args:
         values: [...] v, the current value.
@@ -115,29 +115,6 @@ def value_loss_change_clipped(
         # v_old + (v - v_old) is v only up to rounding.
         clipped_error = torch.where(c.isinf(), error, clipped_error)
     return torch.maximum(error, clipped_error)
-
-
-def value_loss_error_clamped(values: Tensor, targets: Tensor, clip_param: float | Tensor) -> Tensor:
-    """RLlib's value loss: the squared error, cut off at `vf_clip_param` (no gradient beyond). No 1/2.
-
-    clip((v - R)^2, 0, clip_param)
-
-    Args:
-        values: [...] v, the current value.
-        targets: [...] R.
-        clip_param: upper bound of the squared error, a number or a tensor that broadcasts to the elements.
-
-    Returns:
-        [...] the loss of every element.
-
-    Raises:
-        ValueError: the shapes do not pair up element by element.
-
-    Source: `ray.rllib.algorithms.ppo.torch.ppo_torch_learner`.
-    """
-    check_elementwise("values", values, targets=targets)
-    error = (values - targets).square()
-    return error.clamp(max=_number("clip_param", clip_param, error))
 
 
 def explained_variance(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Literal
 
@@ -73,7 +74,7 @@ def redundancy_penalty(
     # Columns of zeros correlate with nothing: padding to one width changes no sum.
     D = max(widths)
     Z = torch.stack([F.pad(z, (0, D - z.shape[1])) if z.shape[1] < D else z for z in features])
-    weight = torch.tensor(widths, dtype=Z.dtype).reciprocal().to(Z.device, non_blocking=True)
+    weight = _reciprocals(tuple(widths), Z.dtype, Z.device)
     if masks is None:
         Z, std = _centre(Z)
         S = (Z / std.clamp(min=EPS)).transpose(0, 1).reshape(B, N * D)
@@ -88,6 +89,13 @@ def redundancy_penalty(
         scale = both.sum(1, keepdim=True).clamp(min=1) * std_i.clamp(min=EPS).mT * std_j.clamp(min=EPS)
         penalty = ((Z_i.mT @ Z_j / scale).square().sum((1, 2)) * weight[i] * weight[j]).sum()
     return penalty / (N * (N - 1) / 2) if normalization == "pairs" else penalty
+
+
+@functools.cache
+def _reciprocals(numbers: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """1 / number as a tensor, copied to the device once, however often it is asked for."""
+    with torch.inference_mode(False):  # a tensor made in inference mode could not be used in training
+        return torch.tensor(numbers, dtype=dtype).reciprocal().to(device)
 
 
 def _centre(z: Tensor, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -48,7 +48,7 @@ class HeadLayout:
             columns += [start + i if i < k else total for i in range(self.width)]  # column A is the padding
             start += k
         self.total = total
-        self.columns = torch.tensor(columns)
+        self.columns = tuple(columns)
 
     def pad(self, logits: torch.Tensor) -> torch.Tensor:
         """Logits […, A] to [… , heads, widest head], the padding masked."""
@@ -56,8 +56,15 @@ class HeadLayout:
         if self.equal:
             return logits.reshape(shape)
         padding = logits.new_full((*logits.shape[:-1], 1), MASKED_LOGIT)
-        columns = self.columns.to(logits.device)
+        columns = _on_device(self.columns, logits.device)
         return torch.cat([logits, padding], dim=-1).index_select(-1, columns).reshape(shape)
+
+
+@functools.cache
+def _on_device(numbers: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    """`numbers` as a tensor, copied to the device once, however often it is asked for."""
+    with torch.inference_mode(False):  # a tensor made in inference mode could not be used in training
+        return torch.tensor(numbers, device=device)
 
 
 class FactorizedCategorical(Distribution):

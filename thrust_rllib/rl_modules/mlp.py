@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
 import torch
 from ray.rllib.core.columns import Columns
 from ray.rllib.core.rl_module.apis import InferenceOnlyAPI, ValueFunctionAPI
+from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from ray.rllib.core.rl_module.rl_module import RLModule
 from ray.rllib.core.rl_module.torch.torch_rl_module import TorchRLModule
 from ray.rllib.utils.annotations import override
 from torch import nn
 
+from thrust_rllib.envs.names import nearest
 from thrust_rllib.rl_modules.distributions import distribution_class, logits_width
 
 ENCODER_FEATURES = "encoder_features"
@@ -41,15 +45,24 @@ class MLPModule(TorchRLModule, InferenceOnlyAPI, ValueFunctionAPI):
     | `free_log_std`     | True      | Box actions: log σ is a parameter, not an output of the policy head    |
     | `log_std_init`     | 0.0       | its first value                                                        |
 
+    RLlib's other settings (`DefaultModelConfig`) may be there with their default values. A derived class that reads
+    more adds its keys to `model_config_keys`.
+
     Raises:
-        ValueError: an unsupported action space, an unknown activation, or no hidden layer.
+        ValueError: an unsupported action space, an unknown activation, no hidden layer, an unknown key, or a setting
+            of RLlib's that is not read here and does not have its default.
 
     Source: the plain network of the seed's joint trainer; orthogonal initialisation after Saxe et al. 2014.
     """
 
+    model_config_keys: ClassVar[tuple[str, ...]] = (
+        "fcnet_hiddens", "fcnet_activation", "vf_share_layers", "free_log_std", "log_std_init",
+    )  # fmt: skip
+
     @override(TorchRLModule)
     def setup(self) -> None:
-        config = self.model_config if isinstance(self.model_config, dict) else vars(self.model_config)
+        config = vars(self.model_config) if dataclasses.is_dataclass(self.model_config) else self.model_config or {}
+        self._check_model_config(config)
         widths = [int(w) for w in config.get("fcnet_hiddens", (64, 64))]
         name = config.get("fcnet_activation", "tanh")
         if not widths or min(widths) < 1:
@@ -71,6 +84,21 @@ class MLPModule(TorchRLModule, InferenceOnlyAPI, ValueFunctionAPI):
             self.critic_trunk = _trunk(num_inputs, widths, ACTIVATIONS[name])
         self.value_head = _linear(widths[-1], 1, gain=0.01)
         self.action_dist_cls = distribution_class(self.action_space)
+
+    def _check_model_config(self, config: Mapping[str, Any]) -> None:
+        name, rllibs = type(self).__name__, vars(DefaultModelConfig())
+        advice = (
+            f"It reads {', '.join(self.model_config_keys)}. For anything else pass an RLModule of your own, or a class "
+            f"derived from {name} that adds the keys it reads to model_config_keys."
+        )
+        others = {key: value for key, value in config.items() if key not in self.model_config_keys}
+        for key in others:
+            if key not in rllibs:
+                hint = nearest(key, self.model_config_keys)
+                raise ValueError(f"{name} knows no model_config key {key!r}{hint} {advice}")
+        ignored = {key: others[key] for key in sorted(others) if not _same(others[key], rllibs[key])}
+        if ignored:
+            raise ValueError(f"{name} does not read the model_config {ignored}. {advice}")
 
     @staticmethod
     def _check_action_space(space: gym.Space) -> None:
@@ -120,6 +148,10 @@ class MLPModule(TorchRLModule, InferenceOnlyAPI, ValueFunctionAPI):
         if self.log_std is None:
             return outputs
         return torch.cat([outputs, self.log_std.expand_as(outputs)], dim=-1)
+
+
+def _same(value: Any, default: Any) -> bool:
+    return (list(value) if isinstance(value, tuple) else value) == default
 
 
 def _flat(obs: torch.Tensor) -> torch.Tensor:
