@@ -38,9 +38,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     for iteration in range(1, (2 if args.smoke else args.iterations) + 1):
         episodes = algo.train()["env_runners"]
         if iteration == 1 or iteration % 10 == 0 or args.smoke:
-            returns = sorted(episodes["agent_episode_returns_mean"].items())
+            # Both are missing until an episode has ended.
+            returns = sorted(episodes.get("agent_episode_returns_mean", {}).items())
+            team = episodes.get("episode_return_mean", float("nan"))
             each = "  ".join(f"{agent} {value:7.1f}" for agent, value in returns)
-            print(f"iteration {iteration:3}  team {episodes['episode_return_mean']:8.1f}  {each}")
+            print(f"iteration {iteration:3}  team {team:8.1f}  {each}")
     algo.stop()
 
 

@@ -57,7 +57,7 @@ def train(weight: float, iterations: int, lr: float, seed: int) -> None:
         result = algo.train()
         if iteration in (1, iterations) or iteration % 10 == 0:
             crowding = result["learners"]["__all_modules__"]["cross_agent_loss"]["crowding"]
-            team = result["env_runners"]["episode_return_mean"]
+            team = result["env_runners"].get("episode_return_mean", float("nan"))  # missing until an episode has ended
             print(f"weight {weight:g}  iteration {iteration:3}  crowding {crowding:.4f}  team {team:8.1f}")
     algo.stop()
 

@@ -21,6 +21,11 @@ def test_this_file_runs_all_examples():
     assert {path.name for path in EXAMPLES.glob("*.py")} == tested
 
 
+def test_nothing_takes_it_for_granted_that_an_episode_has_ended():
+    for path in [*EXAMPLES.glob("*.py"), EXAMPLES.parent / "README.md"]:
+        assert not re.search(r"\[.(agent_)?episode_returns?_mean.\]", path.read_text()), path.name
+
+
 def test_minimal_prints_each_agents_return(ray_session, capsys):
     out = run("minimal.py", capsys)
     assert numbers("iteration", out) == [1, 2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import ray
@@ -25,6 +26,10 @@ from ray.rllib.utils.metrics import (
 from thrust_rllib.config import JointPPOConfig
 from thrust_rllib.envs.registry import make_joint_env
 
+logger = logging.getLogger(__name__)
+
+MAX_EMPTY_ITERATIONS = 3
+
 
 class JointPPO(PPO):
     """Synchronized joint multi-agent PPO; see `JointPPOConfig` and `docs/architecture.md`.
@@ -33,6 +38,8 @@ class JointPPO(PPO):
     not through this process, and weights are synced by the list of trained modules instead of the keys of the
     learner's result (a module without a metric would miss its weights).
     """
+
+    _empty_iterations = 0
 
     @classmethod
     @override(PPO)
@@ -43,8 +50,10 @@ class JointPPO(PPO):
     def training_step(self) -> None:
         with self.metrics.log_time((TIMERS, ENV_RUNNER_SAMPLING_TIMER)):
             rollouts = self._sample()
+        self._empty_iterations = 0 if rollouts else self._empty_iterations + 1
         if not rollouts:
-            return  # every runner failed; RLlib restores them before the next step
+            self._tell_nothing_came()
+            return  # RLlib restores failed runners before the next step
 
         with self.metrics.log_time((TIMERS, LEARNER_UPDATE_TIMER)):
             results = self.learner_group.update_from_rollouts(
@@ -69,6 +78,18 @@ class JointPPO(PPO):
                 policies=sorted(self.config.policies),
                 inference_only=True,
             )
+
+    def _tell_nothing_came(self) -> None:
+        """Warns when no runner answered, and ends the run when that happens again and again."""
+        message = (
+            f"no runner answered within sample_timeout_s={self.config.sample_timeout_s} seconds "
+            f"({self._empty_iterations} iterations running). If environment or network are slow, raise "
+            ".env_runners(sample_timeout_s=...) or lower train_batch_size_per_learner; if runners died, their own "
+            "messages stand in the log."
+        )
+        if self._empty_iterations >= MAX_EMPTY_ITERATIONS:
+            raise RuntimeError(message)
+        logger.warning(message)
 
     def _sample(self) -> list[Any]:
         """Rollouts of at least `total_train_batch_size` steps: lists of batches, or references to them."""
@@ -117,6 +138,37 @@ class JointPPO(PPO):
             state = self.env_to_module_connector.get_state()
         group.foreach_env_runner(lambda runner: runner.set_state({name: state}))
 
+    @override(Algorithm)
+    def restore_from_path(self, path: Any, *args: Any, **kwargs: Any) -> None:
+        """Restores, and hands the weights to every runner.
+
+        RLlib's runners take weights only if their sequence number is newer, so that after going *back* they would go
+        on with those they had.
+        """
+        super().restore_from_path(path, *args, **kwargs)
+        groups = [group for group in (self.env_runner_group, self.eval_env_runner_group) if group is not None]
+        for group in groups:
+            group.foreach_env_runner(_forget_sequence_number)
+            group.sync_weights(from_worker_or_learner_group=self.learner_group, inference_only=True)
+
+    @override(Algorithm)
+    def add_module(self, *args: Any, **kwargs: Any) -> Any:
+        """Not served in this version.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError("modules cannot be added while running in this version; name them all in .multi_agent(...)")
+
+    @override(Algorithm)
+    def remove_module(self, *args: Any, **kwargs: Any) -> Any:
+        """Not served in this version.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError("modules cannot be removed while running in this version; freeze them with policies_to_train")
+
     @staticmethod
     @override(Algorithm)
     def _get_env_id_and_creator(env_specifier: Any, config: JointPPOConfig) -> tuple[Any, Any]:
@@ -132,5 +184,9 @@ def _sample_remotely(runner: Any) -> tuple[ray.ObjectRef, dict[str, Any]] | Exce
     """
     try:
         return ray.put(runner.sample()), runner.get_metrics()
-    except (RuntimeError, ValueError, TypeError) as error:
+    except Exception as error:
         return error
+
+
+def _forget_sequence_number(runner: Any) -> None:
+    runner._weights_seq_no = 0

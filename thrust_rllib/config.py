@@ -26,7 +26,7 @@ from thrust_rllib.cross_agent_losses import CrossAgentLoss
 from thrust_rllib.env_runner import JointEnvRunner
 from thrust_rllib.envs.joint_env import AgentID
 from thrust_rllib.envs.names import nearest
-from thrust_rllib.envs.registry import EnvSpec, make_vector_env, resolve_env
+from thrust_rllib.envs.registry import EnvSpec, is_registered, make_vector_env, resolve_env
 from thrust_rllib.learner import JointPPOLearner
 from thrust_rllib.learner_group import JointLearnerGroup
 from thrust_rllib.options import checks_keywords
@@ -70,6 +70,7 @@ class JointPPOConfig(PPOConfig):
     """
 
     policies: dict[ModuleID, Any]
+    policy_mapping_fn: Any
 
     def __init__(self, algo_class: type | None = None) -> None:
         from thrust_rllib.algorithm import JointPPO  # the algorithm's module imports this one
@@ -154,6 +155,13 @@ class JointPPOConfig(PPOConfig):
         )
 
     @override(PPOConfig)
+    def environment(self, env: Any = NotProvided, **kwargs: Any) -> Self:
+        """Sets the environment: whatever `thrust_rllib.envs.make_vector_env` takes."""
+        if isinstance(env, str) and is_registered(env):
+            env = resolve_env(env)  # other processes do not know the name
+        return super().environment(env, **kwargs)
+
+    @override(PPOConfig)
     def env_runners(
         self, *, sampling: str = NotProvided, normalize_observations: bool = NotProvided, **kwargs: Any
     ) -> Self:
@@ -192,10 +200,16 @@ class JointPPOConfig(PPOConfig):
         known |= {key for base in type(self).__mro__ for key, v in vars(base).items() if isinstance(v, property)}
         for key in config_dict:
             name = self._translate_special_keys(key, warn_deprecated=False)
-            if name not in known and key not in _SPECIAL_KEYS:
+            # Keys like __trial_info__ and __stdout_file__ are Tune's own.
+            if name not in known and key not in _SPECIAL_KEYS and not key.startswith("__"):
                 options = [key for key in vars(self) if not key.startswith("_")]
                 raise ValueError(f"{key!r} is not an option of {type(self).__name__}{nearest(key, options)}")
-        return super().update_from_dict(dict(config_dict))
+        config_dict = dict(config_dict)
+        if "team" not in config_dict:  # not the dict of a whole configuration, where `policies` is what came of it
+            who = {key: config_dict.pop(key) for key in ("policies", "policy_mapping_fn") if key in config_dict}
+            if who:
+                self.multi_agent(**who)
+        return super().update_from_dict(config_dict)
 
     # --- what RLlib builds from it --------------------------------------------------------------------------------
 
@@ -211,8 +225,8 @@ class JointPPOConfig(PPOConfig):
             raise ValueError('no environment is set; give one with .environment("bucket_brigade"), for example')
         # Resolved here: a name registered in this process is unknown in a remote runner's.
         self.env_spec = resolve_env(self.env)
+        self._choose_door()
         if not self.in_evaluation:
-            self._choose_door()
             self._resolve_team()
         # RLlib's advice on how to leave its new API stack, which is the only one that the joint trainer runs on.
         log_once(f"{self.algo_class.__name__}_on_new_api_stack")
@@ -238,9 +252,11 @@ class JointPPOConfig(PPOConfig):
                 table = team_table(self.team, agents)
                 super().multi_agent(policies=sorted(set(table.values())), policy_mapping_fn=AgentToModule(table))
             else:
-                # A set of ids has another order in each process, and with it every module another first weight.
-                self.policies = dict(sorted(self.policies.items()))
                 table = mapped_table(self.policy_mapping_fn, agents, self.policies)
+                # A set of ids has another order in each process, and with it every module another first weight. A
+                # function is asked once: the table is the same in every process.
+                self.policies = dict(sorted(self.policies.items()))
+                self.policy_mapping_fn = AgentToModule(table)
             agents_of_modules(env, table, self.normalize_actions, self.clip_actions)
             check_team(self, table)
         finally:
@@ -292,7 +308,7 @@ class JointPPOConfig(PPOConfig):
         return LearnerConnectorPipeline(input_observation_space, input_action_space, connectors=[])
 
 
-_SPECIAL_KEYS = {"multiagent", "_enable_new_api_stack", "__trial_info__", "class"}
+_SPECIAL_KEYS = {"multiagent", "_enable_new_api_stack", "class"}
 
 
 def _env_spaces(spaces: Any) -> tuple[Any, Any]:

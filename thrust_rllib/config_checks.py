@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.rllib.utils import force_list
 from ray.rllib.utils.schedules.scheduler import Scheduler
@@ -13,6 +14,7 @@ from ray.rllib.utils.typing import ModuleID
 
 from thrust_rllib.envs.joint_env import AgentID
 from thrust_rllib.envs.names import nearest
+from thrust_rllib.learner import JointPPOLearner
 
 if TYPE_CHECKING:
     from thrust_rllib.config import JointPPOConfig
@@ -41,6 +43,31 @@ NOT_SERVED: dict[str, tuple[Any, str]] = {
     "clip_rewards": (None, "rewards reach the learner as the environment pays them; clip them in the environment"),
 }
 
+UNREAD: dict[str, str] = {
+    # RLlib's options that nothing here reads: another value than RLlib's default is an error. What to do instead:
+    "train_batch_size": "set train_batch_size_per_learner",
+    "model": "set .rl_module(model_config={...})",
+    "optimizer": "override configure_optimizers_for_module in a subclass of JointPPOLearner",
+    "observation_filter": "set .env_runners(normalize_observations=True)",
+    "compress_observations": "arrays are sent as they are",
+    "gym_env_vectorize_mode": "environments are stepped in the runner's process; raise num_env_runners",
+    "remote_worker_envs": "environments are stepped in the runner's process; raise num_env_runners",
+    "observation_space": "the environment declares its spaces",
+    "action_space": "the environment declares its spaces",
+    "render_env": "render the environment yourself, or use thrust_rllib.evaluation",
+    "action_mask_key": "the mask's key is 'action_mask'",
+    "add_default_connectors_to_env_to_module_pipeline": "arrays pass no pipeline",
+    "add_default_connectors_to_module_to_env_pipeline": "arrays pass no pipeline",
+    "add_default_connectors_to_learner_pipeline": "arrays pass no pipeline",
+    "kl_coeff": "the loss has no KL term in this version",
+    "kl_target": "the loss has no KL term in this version",
+}
+
+NOT_CALLED = (
+    "compute_losses", "compute_loss_for_module", "compute_gradients", "postprocess_gradients", "apply_gradients",
+)  # fmt: skip
+"""RLlib's steps of an update that has one loss per module."""
+
 PER_MODULE = (
     "lr", "critic_lr", "gamma", "lambda_", "entropy_coeff", "clip_param", "value_clip_range", "vf_clip_param",
     "vf_loss_coeff", "grad_clip", "value_normalization",
@@ -65,6 +92,21 @@ def check_settings(config: JointPPOConfig) -> None:
         value = getattr(config, name)
         if value != served and not (served is None and value is False):
             raise ValueError(f"{name}={value!r} is not served: {why}. Set {name}={served!r}.")
+    defaults = PPOConfig()
+    for name, instead in UNREAD.items():
+        if getattr(config, name) != getattr(defaults, name):
+            raise ValueError(f"{name}={getattr(config, name)!r} would be ignored: {instead}")
+    if not issubclass(config.learner_class, JointPPOLearner):
+        raise ValueError(
+            f"learner_class={config.learner_class.__name__} cannot train on joint rows; derive yours from "
+            "JointPPOLearner"
+        )
+    for name in NOT_CALLED:
+        if getattr(config.learner_class, name) is not getattr(JointPPOLearner, name):
+            raise ValueError(
+                f"{config.learner_class.__name__} overrides {name}, which the joint update does not call: the losses "
+                "of all modules are computed together (thrust_rllib.joint_losses). Add a term by a CrossAgentLoss."
+            )
     if config.num_learners > 1:
         raise ValueError(
             f"num_learners={config.num_learners}: this version trains with one learner. Set num_learners=0 (in this "

@@ -333,7 +333,8 @@ class JointPPOLearner(TorchLearner):
 
     @override(Learner)
     def set_state(self, state: StateDict) -> None:
-        super().set_state(state)
+        # RLlib would bring back the `policies_to_train` of the checkpoint over those of this configuration.
+        super().set_state({key: value for key, value in state.items() if key != "should_module_be_updated"})
         if (joint := state.get(JOINT_STATE)) is not None:
             self._generator.set_state(torch.from_numpy(joint["generator"].copy()))
             for module_id, moments in joint["value_normalizers"].items():

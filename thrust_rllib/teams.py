@@ -110,4 +110,9 @@ def mapped_table(
                 "policy_mapping_fn, or leave both out for a module per agent."
             )
         table[agent] = module_id
+    if idle := sorted(set(policies) - set(table.values())):
+        raise ValueError(
+            f"modules {idle} play no agent: policy_mapping_fn maps the agents {list(agents)} to "
+            f"{sorted(set(table.values()))}. Leave them out of policies; this version has no modules in waiting."
+        )
     return table

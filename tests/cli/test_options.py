@@ -35,11 +35,24 @@ def test_limit():
     "given, total", [({"steps": 5000}, 5000), ({"iterations": 3, "batch": 64}, 192), ({"minutes": 1.0}, None)]
 )
 def test_learning_rate_falls_over_the_length_of_the_run(given, total):
-    from thrust_rllib import JointPPOConfig
-    from thrust_rllib.recipes import recipe
-
     config = build_config(TrainOptions("climbing", seed=3, minibatch=32, **given))
     assert config.lr == recipe(JointPPOConfig(), total).lr
+
+
+@pytest.mark.parametrize(
+    "settings, lr",
+    [
+        (["train_batch_size_per_learner=8192"], [[0, 1e-3], [819_200, 0.0]]),
+        (["train_batch_size_per_learner=8192", "lr=0.5"], 0.5),
+        (["train_batch_size_per_learner=8192", "lr=[[0, 0.5], [10, 0.1]]"], [[0, 0.5], [10, 0.1]]),
+    ],
+)
+def test_the_length_of_the_run_is_known_after_set(settings, lr):
+    assert build_config(TrainOptions("climbing", seed=3, batch=64, iterations=100, settings=settings)).lr == lr
+
+
+def test_lr_stays_what_was_given_whatever_the_length():
+    assert build_config(TrainOptions("climbing", seed=3, iterations=100, lr=0.5)).lr == 0.5
 
 
 def test_options_that_are_not_given_have_the_recipes_values():

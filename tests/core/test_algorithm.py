@@ -219,3 +219,51 @@ def _moments(runner):
     state = runner.get_state(components="env_to_module_connector")["env_to_module_connector"]
     (name,) = [key for key in state if "ObservationNormalizer" in key]
     return state[name]
+
+
+def runner_weights(algo):
+    return {m: state for m, state in algo.env_runner.get_state()["rl_module"].items()}
+
+
+def test_going_back_to_an_older_checkpoint_takes_the_runner_along(build, tmp_path):
+    algo = build(tiny_config(**COUPLED))
+    algo.train()
+    old = weights(algo)
+    path = algo.save_to_path(str(tmp_path / "old"))
+    algo.train()
+    algo.train()
+    algo.restore_from_path(path)
+    assert largest_difference(weights(algo), old) == 0.0
+    for module_id, state in runner_weights(algo).items():
+        for name, value in state.items():
+            np.testing.assert_array_equal(value, old[module_id][name])
+
+
+def test_what_is_frozen_now_counts_whatever_the_checkpoint_trained(build, tmp_path):
+    path = build(tiny_config()).save_to_path(str(tmp_path / "all"))
+    algo = build(tiny_config(trained=["agent_0"]))
+    algo.restore_from_path(path)
+    before = weights(algo)
+    algo.train()
+    after = weights(algo)
+    assert largest_difference({"m": after["agent_1"]}, {"m": before["agent_1"]}) == 0.0
+    assert largest_difference({"m": after["agent_0"]}, {"m": before["agent_0"]}) > 0.0
+
+
+def test_modules_cannot_come_and_go_in_this_version(build):
+    algo = build(tiny_config())
+    with pytest.raises(ValueError, match="cannot be added"):
+        algo.add_module("another")
+    with pytest.raises(ValueError, match="cannot be removed"):
+        algo.remove_module("agent_0")
+
+
+def test_nobody_answering_is_told_and_ends_the_run(build, caplog, monkeypatch):
+    algo = build(tiny_config())
+    monkeypatch.setattr(algo, "_sample", lambda: [])
+    with caplog.at_level("WARNING", logger="thrust_rllib"):
+        algo.training_step()
+        algo.training_step()
+    assert sum("sample_timeout_s" in record.getMessage() for record in caplog.records) == 2
+    with pytest.raises(RuntimeError, match=r"sample_timeout_s=.*3 iterations running"):
+        algo.training_step()

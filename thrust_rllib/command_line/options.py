@@ -99,12 +99,12 @@ class TrainOptions:
     traceback: bool = False
 
 
-def _total_steps(options: TrainOptions, default_batch: int) -> int | None:
-    """Environment steps that the run is going to take; None where it is limited by time."""
+def _total_steps(options: TrainOptions, batch: int) -> int | None:
+    """Environment steps that the run is going to take, `batch` in an iteration; None where it is limited by time."""
     limit = choose_limit(options.iterations, options.steps, options.minutes)
     if limit.kind == "minutes":
         return None
-    return int(limit.amount) * ((options.batch or default_batch) if limit.kind == "iterations" else 1)
+    return int(limit.amount) * (batch if limit.kind == "iterations" else 1)
 
 
 def build_config(options: TrainOptions) -> JointPPOConfig:
@@ -119,7 +119,7 @@ def build_config(options: TrainOptions) -> JointPPOConfig:
 
     # A failing environment would otherwise be restarted without end, and its message lost.
     config = JointPPOConfig().fault_tolerance(restart_failed_env_runners=False)
-    recipe(config, total_steps=_total_steps(options, config.train_batch_size_per_learner))
+    recipe(config)
     config.environment(options.env, env_config=parse_pairs("--env-config", options.env_config))
     config.debugging(seed=secrets.randbelow(2**31) if options.seed is None else options.seed)
     config.env_runners(
@@ -150,7 +150,11 @@ def build_config(options: TrainOptions) -> JointPPOConfig:
         )
     if options.eval_episodes:
         config.evaluation(evaluation_interval=_NEVER, evaluation_duration=options.eval_episodes)
-    config.update_from_dict(parse_pairs("--set", options.settings))
+    settings = parse_pairs("--set", options.settings)
+    config.update_from_dict(settings)
+    if options.lr is None and "lr" not in settings:
+        # Only now is it known how many steps an iteration takes.
+        config.training(lr=recipe(JointPPOConfig(), _total_steps(options, config.total_train_batch_size)).lr)
     if options.freeze:
         config.multi_agent(policies_to_train=_trained_modules(config, options.freeze))
     config.validate()
