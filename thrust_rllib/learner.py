@@ -183,6 +183,7 @@ class JointPPOLearner(TorchLearner):
             [float(self._entropy_schedules[m].get_current_value()) for m in rows.modules],
         )
         coupling_coeffs = {name: s.get_current_value() for name, s in self._coupling_schedules.items()}
+        couplings = {name: self.config.cross_agent_losses[name] for name in coupling_coeffs}
         frozen = torch.tensor([not t for t in trained.values()], device=self._device)
         passes = self._passes(trained)
         all_present = bool(rows.present.all())
@@ -206,7 +207,7 @@ class JointPPOLearner(TorchLearner):
                 coefficients=coefficients,
                 standardize_advantages=self.config.standardize_advantages,
                 all_present=all_present,
-                cross_agent_losses={name: self.config.cross_agent_losses[name] for name in coupling_coeffs},
+                cross_agent_losses=couplings,
                 cross_agent_coeffs=coupling_coeffs,
             )
             objectives = self._objectives(losses)
