@@ -1,4 +1,7 @@
-"""The configuration of JointPPO: RLlib's `PPOConfig` with the joint trainer's options and defaults."""
+"""The configuration of JointPPO: RLlib's `PPOConfig` with the joint trainer's options and defaults.
+
+RLlib keeps options and what is built from them in one class, so this file has both; the checks are in `config_checks`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The fast door: environments to a `JointBatch`, without an episode object and without per-agent Python in a step."""
+"""The fast door: environments to a `JointBatch`, without an episode object and without per-agent Python in a step.
+
+Longer than others: what RLlib's runner does in one class (construction, sampling, evaluation, metrics) is overridden in
+one class. Its parts are in `thrust_rllib.sampling`.
+"""
 
 from __future__ import annotations
 

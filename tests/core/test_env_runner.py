@@ -448,9 +448,9 @@ def test_every_action_that_reaches_the_environment_lies_in_its_space():
         gym.spaces.Box(0, 10, (1,), np.int64),
     ]
     config = declared_config([box()] * len(spaces), spaces, model={"fcnet_hiddens": [8], "log_std_init": 2.0})
-    make_runner(config).sample(num_timesteps=200)
-    make_runner(config).sample(num_timesteps=20, explore=False)
-    make_runner(config).sample(num_timesteps=20, random_actions=True)
+    for options in ({"num_timesteps": 200}, {"num_timesteps": 20, "explore": False}, {"num_timesteps": 20}):
+        (batch,) = make_runner(config).sample(**options, random_actions=options == {"num_timesteps": 20})
+        assert batch.env_steps() >= options["num_timesteps"]
 
 
 def test_actions_come_from_the_runners_own_generator():

@@ -5,7 +5,7 @@ from ray.rllib.algorithms.ppo.torch.default_ppo_torch_rl_module import DefaultPP
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 
-from tests.support import box, discrete, make_learner, make_runner, tiny_config, update
+from tests.support import box, discrete, largest_difference, make_learner, make_runner, parameters, tiny_config, update
 from thrust_rllib import MLPModule, MultiDiscreteMLPModule
 
 KEYS = "fcnet_hiddens, fcnet_activation, vf_share_layers, free_log_std, log_std_init"
@@ -92,4 +92,6 @@ def test_rllibs_module_with_its_dataclass_trains():
         model_config=DefaultModelConfig(fcnet_hiddens=[8], head_fcnet_hiddens=[6]),
     )
     learner = make_learner(config)
+    before = parameters(learner)
     update(learner, make_runner(config).sample(num_timesteps=64))
+    assert largest_difference(parameters(learner), before) > 0.0

@@ -277,7 +277,9 @@ def test_a_critic_optimizer_for_some_modules_only_is_an_early_error(whole, own):
 
 
 def test_critic_rates_may_differ_between_modules():
-    tiny_config(critic_lr=1e-3, overrides={"agent_0": {"critic_lr": 1e-2}}).validate()
+    config = tiny_config(critic_lr=1e-3, overrides={"agent_0": {"critic_lr": 1e-2}})
+    config.validate()
+    assert [config.get_config_for_module(m).critic_lr for m in ("agent_0", "agent_1")] == [1e-2, 1e-3]
 
 
 def test_an_override_for_an_unknown_module():

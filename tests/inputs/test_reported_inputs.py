@@ -343,7 +343,8 @@ def test_case_15_an_agent_that_is_not_there_needs_no_legal_action():
             present = np.array([[True], [False]]).repeat(self.num_envs, axis=1)
             return JointStepResult(present.astype(np.float32), self.reset_joint(), ~present & False, present=present)
 
-    make_runner(tiny_config(Absent)).sample(num_timesteps=20)
+    (batch,) = make_runner(tiny_config(Absent)).sample(num_timesteps=20)
+    assert batch.stream("a").present.all() and not batch.stream("b").present.any()
 
 
 def test_case_20_agents_named_by_numbers():
