@@ -140,24 +140,36 @@ def _check_numbers(config: JointPPOConfig) -> None:
         raise ValueError(f"max_minibatches_per_epoch={limit!r}; needed: None, or a whole number ≥ 0 (0 counts as 1)")
     for name in ("value_clip_range", "vf_clip_param", "clip_param"):
         value = getattr(config, name)
-        if not isinstance(value, (int, float)) or not value > 0:
+        if not _is_number(value) or not value > 0:
             raise ValueError(f"{name}={value!r}; needed: a number > 0" + ("" if name == "clip_param" else ", or inf"))
     for name in ("gamma", "lambda_"):
         value = getattr(config, name)
-        if not 0.0 <= value <= 1.0:
+        if not _is_number(value) or not 0.0 <= value <= 1.0:
             raise ValueError(f"{name}={value!r}; needed: a number in [0, 1]")
-    if config.num_epochs < 1:
+    if isinstance(config.num_epochs, bool) or not isinstance(config.num_epochs, int) or config.num_epochs < 1:
         raise ValueError(f"num_epochs={config.num_epochs!r}; needed: a whole number ≥ 1")
-    for name in ("lr", "critic_lr", "entropy_coeff"):
-        if getattr(config, name) is not None:
-            _check_schedule(name, getattr(config, name))
+    if not _is_number(config.vf_loss_coeff) or not 0.0 <= config.vf_loss_coeff < math.inf:
+        raise ValueError(f"vf_loss_coeff={config.vf_loss_coeff!r}; needed: a number ≥ 0")
+    if config.grad_clip is not None and not _is_number(config.grad_clip):
+        raise ValueError(f"grad_clip={config.grad_clip!r}; needed: a number, or None for no clip")
+    _check_schedule("lr", config.lr)
+    _check_schedule("entropy_coeff", config.entropy_coeff)
+    if config.critic_lr is not None:
+        _check_schedule("critic_lr", config.critic_lr)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value)
 
 
 def _check_schedule(name: str, value: Any) -> None:
+    pairs = value if isinstance(value, (list, tuple)) and value else [(0, value)]
+    if not all(
+        isinstance(pair, (list, tuple)) and len(pair) == 2 and _is_number(pair[1]) and math.isfinite(pair[1])
+        for pair in pairs
+    ):
+        raise ValueError(f"{name}={value!r}; needed: finite numbers, one or a schedule [[0, value], [step, value], …]")
     Scheduler.validate(fixed_value_or_schedule=value, setting_name=name, description=name)
-    numbers = [value] if isinstance(value, (int, float)) else [v for _, v in value]
-    if not all(isinstance(v, (int, float)) and math.isfinite(v) for v in numbers):
-        raise ValueError(f"{name}={value!r}; needed: finite numbers")
 
 
 def _check_couplings(config: JointPPOConfig) -> None:

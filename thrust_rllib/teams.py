@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -59,6 +60,12 @@ def team_table(team: Team, agents: Sequence[AgentID]) -> dict[AgentID, ModuleID]
     """
     if team == "per_agent":
         names = [str(agent) for agent in agents]
+        for name in names:
+            if re.search(r'[<>:"/\\|?]', name) or not name or name[-1] in " .":
+                raise ValueError(
+                    f"agent {name!r} cannot give its name to a module (RLlib makes folders of module names); group the "
+                    'agents under other names: .multi_agent(policies={"left": ["…"], "right": ["…"]})'
+                )
         if len(set(names)) != len(names):
             raise ValueError(f"two agents have the same name as text: {list(agents)}; rename one or group them")
         return dict(zip(agents, names, strict=True))

@@ -3,8 +3,8 @@
 import pytest
 from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
 
-from tests.support import tiny_config
-from thrust_rllib import JointPPOConfig, JointPPOLearner
+from tests.support import box, declared_config, discrete, tiny_config
+from thrust_rllib import JointPPOConfig, JointPPOLearner, RedundancyPenalty
 
 
 @pytest.mark.parametrize(
@@ -25,6 +25,44 @@ def test_an_option_that_would_be_ignored(section, options, instead):
     config = getattr(JointPPOConfig().environment("climbing"), section)(**options)
     with pytest.raises(ValueError, match=instead):
         config.validate()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_epochs": "abc"},
+        {"num_epochs": True},
+        {"gamma": None},
+        {"lambda_": 1.5},
+        {"vf_loss_coeff": "x"},
+        {"vf_loss_coeff": -1.0},
+        {"grad_clip": "abc"},
+        {"lr": None},
+        {"lr": [[0, 1e-3], [100, float("nan")]]},
+        {"lr": [[0]]},
+        {"entropy_coeff": "high"},
+        {"critic_lr": [1e-3]},
+    ],
+    ids=str,
+)
+def test_a_value_of_the_wrong_kind(options):
+    ((name, _),) = options.items()
+    with pytest.raises(ValueError, match=f"{name}=.*needed"):
+        JointPPOConfig().environment("climbing").training(**options).validate()
+
+
+def test_a_coupling_weight_of_the_wrong_kind():
+    config = JointPPOConfig().environment("climbing")
+    config.training(cross_agent_losses={"r": RedundancyPenalty()}, cross_agent_coeffs={"r": None})
+    with pytest.raises(ValueError, match=r"cross_agent_coeffs\['r'\]=None; needed: finite numbers"):
+        config.validate()
+
+
+def test_an_agent_whose_name_no_module_can_have():
+    config = declared_config([box()] * 2, [discrete()] * 2, agents=["team/a", "team/b"])
+    with pytest.raises(ValueError, match=r"agent 'team/a' cannot give its name.*group"):
+        config.validate()
+    config.multi_agent(policies={"both": ["team/a", "team/b"]}).validate()
 
 
 @pytest.mark.parametrize("name", ["compute_loss_for_module", "compute_losses", "compute_gradients", "apply_gradients"])
