@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-AgentID = str | int
+from thrust_rllib.envs.joint_env import AgentID as AgentID  # named here, too, for all who read a batch
+
 ModuleID = str
 
 

@@ -31,7 +31,6 @@ class OptimizerPass:
         device: torch.device | str,
     ) -> None:
         self._optimizers = optimizers
-        self._trained = trained
         self._grad_clip = grad_clip
         self._grad_clip_by = grad_clip_by
         self._zero = torch.zeros((), device=device)

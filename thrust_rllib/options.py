@@ -5,11 +5,9 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any
 
 from thrust_rllib.envs.names import nearest
-
-Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def keyword_names(cls: type, method: str) -> set[str]:

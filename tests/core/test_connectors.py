@@ -328,6 +328,22 @@ def test_the_runner_normalises_with_the_moments_of_earlier_rollouts():
     assert moments(runner).count == 40
 
 
+def test_every_change_of_the_moments_is_seen_by_the_next_normalisation():
+    def one(mean):
+        normalizer = ObservationNormalizer(shapes={"m": (1,)})
+        normalizer.update("m", np.array([[mean - 1.0], [mean + 1.0]]))
+        return normalizer
+
+    x, normalizer = np.full((1, 1), 5.0, np.float32), one(5.0)
+    assert normalizer.normalize("m", x) == 0.0
+    normalizer.update("m", np.array([[8.0], [8.0]]))  # mean 6.5, variance 2.75
+    assert normalizer.normalize("m", x) == pytest.approx(-1.5 / 2.75**0.5)
+    normalizer.set_state(one(4.0).get_state())
+    assert normalizer.normalize("m", x) == 1.0
+    normalizer.reset_state()
+    assert normalizer.normalize("m", x) == 5.0
+
+
 def test_evaluation_leaves_the_moments_alone():
     runner = normalizing_runner()
     runner.sample(num_timesteps=20)

@@ -46,6 +46,8 @@ class ObservationNormalizer(ConnectorV2):
         super().__init__(input_observation_space, input_action_space, **kwargs)
         self.shapes = {module_id: tuple(shapes[module_id]) for module_id in sorted(shapes)}
         self.moments = {module_id: RunningMoments(shape) for module_id, shape in self.shapes.items()}
+        # {module id: (mean, std)} in float32, made when first needed: the moments are fixed during a rollout.
+        self._scales: dict[str, tuple[np.ndarray, np.ndarray]] = {}
 
     @override(ConnectorV2)
     def __call__(self, *, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
@@ -58,12 +60,16 @@ class ObservationNormalizer(ConnectorV2):
         moments = self.moments[module_id]
         if moments.count == 0:
             return obs
-        scaled = (obs - moments.mean.astype(np.float32)) / moments.std.astype(np.float32)
+        if module_id not in self._scales:
+            self._scales[module_id] = (moments.mean.astype(np.float32), moments.std.astype(np.float32))
+        mean, std = self._scales[module_id]
+        scaled = (obs - mean) / std
         return np.clip(scaled, -CLIP, CLIP, out=scaled)
 
     def update(self, module_id: str, obs: np.ndarray, mask: np.ndarray | None = None) -> None:
         """Takes in the rows of a finished rollout: obs […, *shape], mask […] bool."""
         self.moments[module_id].update(obs, mask)
+        self._scales.pop(module_id, None)
 
     @override(ConnectorV2)
     def get_state(
@@ -84,6 +90,7 @@ class ObservationNormalizer(ConnectorV2):
         for module_id, moments in self.moments.items():
             if module_id in state:
                 moments.set_state(state[module_id]["total"])
+                self._scales.pop(module_id, None)
 
     @override(ConnectorV2)
     def get_ctor_args_and_kwargs(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -92,6 +99,7 @@ class ObservationNormalizer(ConnectorV2):
     @override(ConnectorV2)
     def reset_state(self) -> None:
         self.moments = {module_id: RunningMoments(shape) for module_id, shape in self.shapes.items()}
+        self._scales.clear()
 
     @override(ConnectorV2)
     def merge_states(self, states: list[dict[str, Any]]) -> dict[str, Any]:
