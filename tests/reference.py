@@ -188,6 +188,53 @@ def redundancy_penalty(features, masks=None, normalization="dimensions"):
     return total / pairs if normalization == "pairs" else total
 
 
+# ------------------------------------------------------------------------------------------ other couplings
+
+
+def linear_cka(features, masks=None):
+    """By the centred kernel matrices of the rows instead of the products of columns."""
+
+    def kernel(z):
+        z = np.asarray(z, dtype=np.float64)
+        centring = np.eye(len(z)) - 1.0 / len(z)
+        return centring @ z @ z.T @ centring
+
+    pairs = []
+    for i, j in itertools.combinations(range(len(features)), 2):
+        rows = [b for b in range(len(features[i])) if masks is None or (masks[i][b] and masks[j][b])]
+        if len(rows) < 2:
+            pairs.append(0.0)
+            continue
+        k, l = (kernel(np.asarray(features[a])[rows]) for a in (i, j))  # noqa: E741
+        pairs.append(float(np.trace(k @ l) / math.sqrt(np.trace(k @ k) * np.trace(l @ l))))
+    return sum(pairs) / len(pairs)
+
+
+def jensen_shannon(logits, masks=None, head_sizes=None):
+    def probabilities(x):
+        e = [math.exp(v - max(x)) for v in x]
+        return [v / sum(e) for v in e]
+
+    def kl(p, q):
+        return sum(a * math.log(a / b) for a, b in zip(p, q, strict=True) if a > 0)
+
+    sizes = [len(logits[0][0])] if head_sizes is None else head_sizes
+    pairs = []
+    for i, j in itertools.combinations(range(len(logits)), 2):
+        rows = []
+        for b in range(len(logits[i])):
+            if masks is None or (masks[i][b] and masks[j][b]):
+                total, start = 0.0, 0
+                for size in sizes:
+                    p, q = (probabilities([float(v) for v in logits[a][b][start : start + size]]) for a in (i, j))
+                    m = [(a + b) / 2 for a, b in zip(p, q, strict=True)]
+                    total += kl(p, m) / 2 + kl(q, m) / 2
+                    start += size
+                rows.append(total / len(sizes))
+        pairs.append(sum(rows) / len(rows) if rows else 0.0)
+    return sum(pairs) / len(pairs)
+
+
 # --------------------------------------------------------------------------------------- running moments
 
 

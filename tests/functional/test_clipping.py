@@ -8,7 +8,14 @@ from hypothesis import strategies as st
 
 from tests import reference
 from tests.functional.helpers import assert_matches, dtypes, examples, random_array, seeds
-from thrust_rllib.functional import clip_by_global_norm_, clip_by_norm_, clip_by_value_, global_norm
+from thrust_rllib.functional import (
+    clip_by_global_norm_,
+    clip_by_global_norms_,
+    clip_by_norm_,
+    clip_by_value_,
+    global_norm,
+    global_norms,
+)
 
 shape_lists = st.lists(st.one_of(st.none(), st.lists(st.integers(0, 4), max_size=3).map(tuple)), max_size=5)
 
@@ -139,3 +146,30 @@ def test_mixed_dtypes():
     assert_matches(clip_by_global_norm_(grads, 2.0), 4.0)
     assert [g.dtype for g in grads] == [torch.float32, torch.float64]
     torch.testing.assert_close(grads[0], torch.full((4,), 0.5), rtol=1e-6, atol=0)
+
+
+@dtypes
+@examples
+@given(seed=seeds, shapes=shape_lists, data=st.data())
+def test_groups_are_clipped_each_on_its_own(dtype, seed, shapes, data):
+    grads = gradients(seed, shapes, dtype)
+    group = data.draw(st.lists(st.integers(0, 2), min_size=len(grads), max_size=len(grads)))
+    caps = data.draw(st.lists(st.sampled_from([-1.0, 0.0, 0.1, 1.0, math.inf]), min_size=3, max_size=3))
+    before, clipped = arrays(grads), copies(grads)
+    which = torch.tensor(group, dtype=torch.long)
+    norms = clip_by_global_norms_(clipped, which, torch.tensor(caps, dtype=dtype))
+    assert_matches(norms, global_norms(grads, which, 3))
+    for k, cap in enumerate(caps):
+        mine = [i for i, g in enumerate(group) if g == k]
+        expected, norm = reference.clip_by_global_norm([before[i] for i in mine], cap)
+        assert_matches(norms[k].to(dtype), norm)
+        for i, wanted in zip(mine, expected, strict=True):
+            if wanted is not None:
+                assert_matches(clipped[i], wanted)
+
+
+def test_a_group_whose_norm_is_not_finite_is_left_alone_the_others_are_clipped():
+    grads = [torch.full((2,), torch.nan), torch.full((2,), 3.0), None]
+    norms = clip_by_global_norms_(grads, torch.tensor([0, 1, 2]), torch.ones(3))
+    assert norms.isnan().tolist() == [True, False, False] and norms[2] == 0
+    assert grads[0].isnan().all() and abs(global_norm(grads[1:]) - 1.0) < 1e-5

@@ -90,6 +90,10 @@ def test_all_functions_run_on_the_meta_device():
         *f.masked_moments(x, mask),
         f.redundancy_penalty([x, x], [mask[:, 0], mask[:, 1]]),
         f.redundancy_penalty([x, x[:, :2]]),
+        f.linear_cka([x, x], [mask[:, 0], mask[:, 1]]),
+        f.linear_cka([x, x[:, :2]]),
+        f.jensen_shannon([x, x], [mask[:, 0], mask[:, 1]]),
+        f.jensen_shannon([x, x], head_sizes=[1, 2]),
         f.clip_by_global_norm_([x, None], 0.5),
     ]
     assert all(y.shape == () and y.is_meta for y in scalars)

@@ -1,7 +1,15 @@
 """The mathematics: arrays in, arrays out. Needs torch and numpy, never ray."""
 
 from thrust_rllib.functional.advantages import generalized_advantages
-from thrust_rllib.functional.clipping import clip_by_global_norm_, clip_by_norm_, clip_by_value_, global_norm
+from thrust_rllib.functional.clipping import (
+    clip_by_global_norm_,
+    clip_by_global_norms_,
+    clip_by_norm_,
+    clip_by_value_,
+    global_norm,
+    global_norms,
+)
+from thrust_rllib.functional.jensen_shannon import jensen_shannon
 from thrust_rllib.functional.masked import masked_mean, masked_moments, standardize
 from thrust_rllib.functional.normalization import RunningMoments
 from thrust_rllib.functional.ppo import (
@@ -12,11 +20,13 @@ from thrust_rllib.functional.ppo import (
     value_loss_change_clipped,
 )
 from thrust_rllib.functional.redundancy import cross_correlation, redundancy_penalty
+from thrust_rllib.functional.similarity import linear_cka
 
 __all__ = [
     "RunningMoments",
     "approximate_kl",
     "clip_by_global_norm_",
+    "clip_by_global_norms_",
     "clip_by_norm_",
     "clip_by_value_",
     "clip_indicator",
@@ -25,6 +35,9 @@ __all__ = [
     "explained_variance",
     "generalized_advantages",
     "global_norm",
+    "global_norms",
+    "jensen_shannon",
+    "linear_cka",
     "masked_mean",
     "masked_moments",
     "redundancy_penalty",

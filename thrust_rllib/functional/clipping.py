@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -15,16 +15,32 @@ def global_norm(grads: Iterable[Tensor | None]) -> Tensor:
     sqrt(sum_g ||g||^2), a missing gradient counts as 0
 
     Args:
-        grads: gradients of any shapes; None where a parameter has none.
+        grads: gradients of any shapes, on one device; None where a parameter has none.
 
     Returns:
         0-d tensor; 0 if there are no gradients.
     """
+    grads = list(grads)
+    return global_norms(grads, _one_group(grads), 1)[0]
+
+
+@torch.no_grad()
+def global_norms(grads: Sequence[Tensor | None], group: Tensor, num_groups: int) -> Tensor:
+    """`global_norm` of m groups of gradients at once.
+
+    Args:
+        grads: as of `global_norm`.
+        group: [len(grads)] int64, the group of each, from 0 to m − 1.
+        num_groups: m.
+
+    Returns:
+        [m]; 0 for a group without gradients.
+    """
     present = _present(grads)
     if not present:
-        return torch.zeros(())
-    norms = torch._foreach_norm(present, 2.0)
-    return torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]))
+        return torch.zeros(num_groups, device=group.device)
+    squares = torch.stack(torch._foreach_norm(present, 2.0)).square()
+    return squares.new_zeros(num_groups).index_add(0, _of_present(group, grads), squares).sqrt()
 
 
 @torch.no_grad()
@@ -37,19 +53,34 @@ def clip_by_global_norm_(grads: Iterable[Tensor | None], max_norm: float) -> Ten
     RLlib's `grad_clip_by="global_norm"`, which however makes them all NaN or 0 if the norm is not finite.
 
     Args:
-        grads: gradients of any shapes; None where a parameter has none.
+        grads: gradients of any shapes, on one device; None where a parameter has none.
         max_norm: the cap; 0 or less switches clipping off.
 
     Returns:
         0-d tensor, the global norm before clipping.
     """
-    present = _present(grads)
-    norm = global_norm(present)
-    if present and max_norm > 0:
-        factor = _factor(norm, max_norm)
-        for device in {g.device for g in present}:
-            torch._foreach_mul_([g for g in present if g.device == device], factor.to(device))
-    return norm
+    grads = list(grads)
+    group = _one_group(grads)
+    return clip_by_global_norms_(grads, group, torch.full((1,), max_norm, dtype=torch.float64, device=group.device))[0]
+
+
+@torch.no_grad()
+def clip_by_global_norms_(grads: Sequence[Tensor | None], group: Tensor, max_norms: Tensor) -> Tensor:
+    """`clip_by_global_norm_` of m groups of gradients at once, each with its own norm and cap.
+
+    Args:
+        grads: as of `clip_by_global_norm_`.
+        group: [len(grads)] int64, the group of each, from 0 to m − 1.
+        max_norms: [m]; 0 or less, or inf, switches the clipping of a group off.
+
+    Returns:
+        [m], the groups' global norms before clipping.
+    """
+    norms = global_norms(grads, group, len(max_norms))
+    if present := _present(grads):
+        factors = _factor(norms, max_norms.where(max_norms > 0, torch.inf))[_of_present(group, grads)]
+        torch._foreach_mul_(present, list(factors.unbind()))
+    return norms
 
 
 @torch.no_grad()
@@ -87,6 +118,16 @@ def _present(grads: Iterable[Tensor | None]) -> list[Tensor]:
     return [g for g in grads if g is not None]
 
 
-def _factor(norm: Tensor, max_norm: float) -> Tensor:
+def _one_group(grads: Sequence[Tensor | None]) -> Tensor:
+    device = next((g.device for g in grads if g is not None), None)
+    return torch.zeros(len(grads), dtype=torch.long, device=device)
+
+
+def _of_present(group: Tensor, grads: Sequence[Tensor | None]) -> Tensor:
+    here = [i for i, g in enumerate(grads) if g is not None]
+    return group if len(here) == len(grads) else group[here]
+
+
+def _factor(norm: Tensor, max_norm: Tensor | float) -> Tensor:
     # 1 leaves every bit as it is.
     return torch.where((norm > max_norm) & norm.isfinite(), max_norm / (norm + 1e-6), 1.0)

@@ -137,10 +137,17 @@ def explained_variance(
         ValueError: the shapes differ.
     """
     check_elementwise("values", values, targets=targets)
-    residual_std = masked_moments(targets - values, mask, dim)[1]
-    target_std = masked_moments(targets, mask, dim)[1]
-    constant = target_std == 0
-    return torch.where(constant, 1.0, 1.0 - (residual_std / target_std.masked_fill(constant, 1.0)).square())
+    residual, target = _variance(targets - values, mask, dim), _variance(targets, mask, dim)
+    constant = target == 0
+    return torch.where(constant, 1.0, 1.0 - residual / target.masked_fill(constant, 1.0))
+
+
+def _variance(x: Tensor, mask: Tensor | None, dim: int | tuple[int, ...] | None) -> Tensor:
+    if mask is not None or not x.numel() or not x.is_floating_point():
+        return masked_moments(x, mask, dim)[1].square()
+    dims = tuple(range(x.dim())) if dim is None else dim
+    # Shifted by its smallest element a constant is exactly 0, and so is its variance.
+    return (x - x.amin(dims, keepdim=True)).var(dims, correction=0)
 
 
 def _number(name: str, x: float | Tensor, elements: Tensor) -> Any:

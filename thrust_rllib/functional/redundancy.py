@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-EPS = 1e-6  # below it the std of a float32 activation of size 1 is rounding noise
+from thrust_rllib.functional._features import EPS, centre, check_agents, check_rows, stack_padded
 
 
 def cross_correlation(a: Tensor, b: Tensor, mask: Tensor | None = None, eps: float = EPS) -> Tensor:
@@ -30,9 +29,9 @@ def cross_correlation(a: Tensor, b: Tensor, mask: Tensor | None = None, eps: flo
     Raises:
         ValueError: `a` and `b` are not matrices of the same rows, or the mask does not match them.
     """
-    _check_features([a, b], None if mask is None else [mask, mask])
+    check_rows("features", [a, b], None if mask is None else [mask, mask])
     rows = None if mask is None else mask.unsqueeze(-1)
-    (a, std_a), (b, std_b) = _centre(a, rows), _centre(b, rows)
+    (a, std_a), (b, std_b) = centre(a, rows), centre(b, rows)
     number = max(a.shape[0], 1) if mask is None else mask.sum().clamp(min=1)
     return a.T @ b / (number * std_a.clamp(min=eps).T * std_b.clamp(min=eps))
 
@@ -66,17 +65,14 @@ def redundancy_penalty(
     """
     if normalization not in ("dimensions", "pairs"):
         raise ValueError(f"normalization is {normalization!r}; use 'dimensions' or 'pairs'.")
-    if len(features) < 2:
-        raise ValueError(f"redundancy_penalty needs the features of 2 agents or more, got {len(features)}.")
-    _check_features(features, masks)
+    check_agents("redundancy_penalty", "features", features, masks)
     N, B = len(features), features[0].shape[0]
     widths = [z.shape[1] for z in features]
     # Columns of zeros correlate with nothing: padding to one width changes no sum.
-    D = max(widths)
-    Z = torch.stack([F.pad(z, (0, D - z.shape[1])) if z.shape[1] < D else z for z in features])
+    Z, D = stack_padded(features), max(widths)
     weight = _reciprocals(tuple(widths), Z.dtype, Z.device)
     if masks is None:
-        Z, std = _centre(Z)
+        Z, std = centre(Z)
         S = (Z / std.clamp(min=EPS)).transpose(0, 1).reshape(B, N * D)
         corr = (S.T @ S / max(B, 1)).view(N, D, N, D)
         penalty = (corr.square().sum((1, 3)) * weight * weight.unsqueeze(-1)).triu(1).sum()
@@ -84,7 +80,7 @@ def redundancy_penalty(
         i, j = torch.triu_indices(N, N, 1, device=Z.device)
         present = torch.stack(list(masks))
         both = (present[i] & present[j]).unsqueeze(-1)
-        (Z_i, std_i), (Z_j, std_j) = (_centre(Z.index_select(0, k), both) for k in (i, j))
+        (Z_i, std_i), (Z_j, std_j) = (centre(Z.index_select(0, k), both) for k in (i, j))
         # The stds divide the [D, D] products rather than the [B, D] factors: far fewer numbers.
         scale = both.sum(1, keepdim=True).clamp(min=1) * std_i.clamp(min=EPS).mT * std_j.clamp(min=EPS)
         penalty = ((Z_i.mT @ Z_j / scale).square().sum((1, 2)) * weight[i] * weight[j]).sum()
@@ -96,40 +92,3 @@ def _reciprocals(numbers: tuple[int, ...], dtype: torch.dtype, device: torch.dev
     """1 / number as a tensor, copied to the device once, however often it is asked for."""
     with torch.inference_mode(False):  # a tensor made in inference mode could not be used in training
         return torch.tensor(numbers, dtype=dtype).reciprocal().to(device)
-
-
-def _centre(z: Tensor, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """(z - mean with 0 where masked [..., B, D], std [..., 1, D]) of the columns of z [..., B, D]."""
-    if z.shape[-2] == 0:
-        return z, z.sum(-2, keepdim=True)
-    # Shifted by its first row a constant column is exactly 0 (see `masked._centre`, which takes the minimum).
-    if rows is None:
-        z = z - z[..., :1, :].detach()
-        z = z - z.mean(-2, keepdim=True)
-        return z, torch.linalg.vector_norm(z, dim=-2, keepdim=True) / z.shape[-2] ** 0.5
-    first = rows.to(torch.uint8).argmax(-2, keepdim=True).expand(*z.shape[:-2], 1, z.shape[-1])
-    number = rows.sum(-2, keepdim=True).clamp(min=1).to(z.dtype)
-    z = (z - z.detach().gather(-2, first)).where(rows, 0)
-    z = (z - z.sum(-2, keepdim=True) / number).where(rows, 0)
-    return z, torch.linalg.vector_norm(z, dim=-2, keepdim=True) / number.sqrt()
-
-
-def _check_features(features: Sequence[Tensor], masks: Sequence[Tensor] | None) -> None:
-    first = features[0].shape
-    for i, z in enumerate(features):
-        if z.dim() != 2 or z.shape[0] != first[0] or z.shape[1] == 0:
-            raise ValueError(
-                f"features[{i}] has shape {tuple(z.shape)}, features[0] has shape {tuple(first)}: needed "
-                "[B, D] with D >= 1 and the same B for all agents: flatten leading dimensions, take the same "
-                "joint rows."
-            )
-    if masks is None:
-        return
-    if len(masks) != len(features):
-        raise ValueError(f"{len(masks)} masks for {len(features)} agents: give one [B] mask per agent, or None.")
-    for i, mask in enumerate(masks):
-        if mask.shape != first[:1] or mask.dtype != torch.bool:
-            raise ValueError(
-                f"masks[{i}] has shape {tuple(mask.shape)} and dtype {mask.dtype}, features[0] has shape "
-                f"{tuple(first)}: needed [B] bool; flatten it and compare it, e.g. `mask > 0`."
-            )
