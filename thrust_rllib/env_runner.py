@@ -38,8 +38,9 @@ from thrust_rllib.envs.joint_env import JointStepResult, VectorJointEnv, episode
 from thrust_rllib.envs.registry import make_vector_env
 from thrust_rllib.joint_batch import AgentID, JointBatch
 from thrust_rllib.sampling.acting import TeamActor
+from thrust_rllib.sampling.agent_groups import agent_groups, env_actions
+from thrust_rllib.sampling.episode_shares import episodes_per_environment
 from thrust_rllib.sampling.episode_statistics import EpisodeStatistics
-from thrust_rllib.sampling.module_agents import agents_of_modules, env_actions
 from thrust_rllib.sampling.rollout import RolloutRecorder
 from thrust_rllib.sampling.rollout_checks import RolloutChecks
 
@@ -93,7 +94,7 @@ class JointEnvRunner(MultiAgentEnvRunner):
         self.num_envs = env.num_envs
         agents = list(env.possible_agents)
         self.module_of = {agent: self.config.module_for_agent(agent) for agent in agents}
-        self._agents = agents_of_modules(env, self.module_of, self.config.normalize_actions, self.config.clip_actions)
+        self._groups = agent_groups(env, self.module_of, self.config.normalize_actions, self.config.clip_actions)
         self._checks = RolloutChecks(self._env_name, agents, not self.config.disable_env_checking)
         self._statistics = EpisodeStatistics(agents, self.module_of, self.num_envs, self._metrics_window())
         # RLlib's own seed, seed + worker index, gives worker 2 of seed 0 the streams of worker 1 of seed 1.
@@ -116,6 +117,17 @@ class JointEnvRunner(MultiAgentEnvRunner):
         )
 
     @property
+    def device(self) -> Any:
+        """Where the modules are."""
+        return self._device
+
+    @property
+    def normalizer(self) -> ObservationNormalizer | None:
+        """What normalises encoded observations, with its current moments."""
+        found = self._env_to_module[ObservationNormalizer]
+        return found[0] if found else None
+
+    @property
     def _env_name(self) -> str:
         return self.config.env_spec.name if self.config.env_spec else str(self.config.env)
 
@@ -130,7 +142,7 @@ class JointEnvRunner(MultiAgentEnvRunner):
         return {
             INPUT_ENV_SPACES: spaces,
             INPUT_ENV_SINGLE_SPACES: spaces,
-            **{m.module_id: (m.encoder.encoded_space, m.action_space) for m in self._agents},
+            **{m: (g.encoder.encoded_space, g.action_space) for g in self._groups for m in g.module_ids},
         }
 
     @override(MultiAgentEnvRunner)
@@ -141,14 +153,14 @@ class JointEnvRunner(MultiAgentEnvRunner):
             lambda _, module: module.to(self._device) if isinstance(module, torch.nn.Module) else module
         )
         if self.env is not None:
-            found = self._env_to_module[ObservationNormalizer]
             self._actor = TeamActor(
-                self._agents,
+                self._groups,
                 self.module,
-                found[0] if found else None,
+                self.normalizer,
                 self._device,
                 seed=int(self._actor_seeds.integers(2**31)),
             )
+            self._groups = self._actor.groups
 
     # --- sampling -------------------------------------------------------------------------------------------------
 
@@ -176,72 +188,85 @@ class JointEnvRunner(MultiAgentEnvRunner):
 
     def _record(self, num_steps: int, explore: bool, random_actions: bool) -> JointBatch:
         """Plays and records `num_steps` steps in every environment; the episodes go on in the next call."""
-        recorder = RolloutRecorder(self._agents, num_steps, self.num_envs)
-        everywhere = np.ones(self.num_envs, bool)
+        recorder = RolloutRecorder(self._groups, num_steps, self.num_envs)
+        self._actor.take_weights()
+        over = np.zeros((num_steps, self.num_envs), bool)
+        times = np.zeros(num_steps)
         env_seconds = 0.0
         for t in range(num_steps):
             episode_start = self._episode_start
             acted = self._actor.act(self._encoded, self._masks, explore, random_actions)
             recorder.record_acted(t, self._encoded if self._actor.normalizer else None, self._masks, acted)
-            actions = env_actions(self._agents, [done.actions for done in acted])
+            actions = env_actions(self._groups, [done.actions for done in acted])
             before = time.perf_counter()
             result = self._step_env(actions, t)
-            now = time.perf_counter()
+            times[t] = now = time.perf_counter()
             env_seconds += now - before
+            over[t] = self._advance(result)
             present = True if result.present is None else result.present
-            over = self._advance(result)
-            self._statistics.step(result.rewards, present, over, everywhere, now)
             recorder.record_step(
                 t, result.rewards, present, result.terminated, result.truncated, episode_start, result.extras
             )
-            cut = (result.truncated & ~result.terminated & present).any(axis=0)
-            if t == num_steps - 1:
-                cut |= ~over
-            if cut.any():
-                self._record_bootstrap(recorder, t, np.flatnonzero(cut), over, result)
+            last = t == num_steps - 1
+            if last or result.truncated.any():
+                cut = (result.truncated & ~result.terminated & present).any(axis=0) | (last & ~over[t])
+                if cut.any():
+                    self._record_bootstrap(recorder, t, np.flatnonzero(cut), over[t], result)
         self.metrics.log_value(ENV_STEP_TIMER, env_seconds / num_steps)
-        for index, agents in enumerate(self._agents):
-            encoded = recorder.array(index, "obs" if self._actor.normalizer is None else "encoded")
-            self._checks.observations(agents, encoded)
-            if agents.encoder.masked:
-                masks, present = recorder.array(index, "action_mask"), recorder.present[:, agents.positions]
-                self._checks.action_masks(agents, masks, present)
-        self._checks.rewards(recorder.rewards)
-        self._checks.presence(recorder.present, recorder.terminated, recorder.truncated, recorder.rewards)
+        self._statistics.add(recorder.rewards, recorder.present, over, np.ones(self.num_envs, bool), times)
+        self._check(recorder)
         batch = recorder.finish(
             [
-                self._actor.logp(agents, recorder.array(index, "logits"), recorder.array(index, "actions"))
-                for index, agents in enumerate(self._agents)
+                self._actor.logp(index, recorder.array(index, "logits"), recorder.array(index, "actions"))
+                for index in range(len(self._groups))
             ]
         )
         if self._actor.normalizer is not None and not self.config.in_evaluation:
-            for index, agents in enumerate(self._agents):
-                self._actor.normalizer.update(
-                    agents.module_id, recorder.array(index, "encoded"), batch.modules[agents.module_id].present
-                )
+            self._update_moments(self._actor.normalizer, recorder, batch)
         return batch
+
+    def _update_moments(self, normalizer: ObservationNormalizer, recorder: RolloutRecorder, batch: JointBatch) -> None:
+        """Lets the observations of a finished rollout into the moments; what a frozen module sees must not change."""
+        for index, group in enumerate(self._groups):
+            encoded = recorder.array(index, "encoded")
+            for module_id, mine in group.by_module:
+                if self.config.is_trained(module_id):
+                    normalizer.update(module_id, encoded[:, mine], batch.modules[module_id].present)
+
+    def _check(self, recorder: RolloutRecorder) -> None:
+        """Looks at a whole rollout at once."""
+        for index, group in enumerate(self._groups):
+            encoded = recorder.array(index, "obs" if self._actor.normalizer is None else "encoded")
+            self._checks.observations(group, encoded)
+            if group.encoder.masked:
+                masks, present = recorder.array(index, "action_mask"), recorder.present[:, group.positions]
+                self._checks.action_masks(group, masks, present)
+        self._checks.rewards(recorder.rewards)
+        self._checks.presence(recorder.present, recorder.terminated, recorder.truncated, recorder.rewards)
 
     def _play_episodes(self, num_episodes: int, explore: bool, random_actions: bool) -> SampledSteps:
         """Plays exactly `num_episodes` episodes from a reset, recording only their returns and lengths."""
         self._reset()
+        self._actor.take_weights()
         self._statistics.start_evaluation()
-        share = np.full(self.num_envs, num_episodes // self.num_envs)
-        share[: num_episodes % self.num_envs] += 1
+        share = episodes_per_environment(num_episodes, self.num_envs)
         env_steps = agent_steps = t = 0
         while share.any():
             playing = share > 0
-            for agents, encoded in zip(self._agents, self._encoded, strict=True):
-                self._checks.observations(agents, encoded[None], first_step=t)
+            for group, encoded in zip(self._groups, self._encoded, strict=True):
+                self._checks.observations(group, encoded[None], first_step=t)
             acted = self._actor.act(self._encoded, self._masks, explore, random_actions)
-            result = self._step_env(env_actions(self._agents, [done.actions for done in acted]), t)
+            result = self._step_env(env_actions(self._groups, [done.actions for done in acted]), t)
             self._checks.rewards(result.rewards[None], first_step=t)
-            for agents, masks in zip(self._agents, self._masks, strict=True):
+            for group, masks in zip(self._groups, self._masks, strict=True):
                 if masks is not None:
-                    acted_now = None if result.present is None else result.present[None, agents.positions]
-                    self._checks.action_masks(agents, masks[None], acted_now, first_step=t)
+                    acted_now = None if result.present is None else result.present[None, group.positions]
+                    self._checks.action_masks(group, masks[None], acted_now, first_step=t)
             over = self._advance(result)
             present = np.ones_like(result.terminated) if result.present is None else result.present
-            self._statistics.step(result.rewards, present, over, playing, time.perf_counter())
+            self._statistics.add(
+                result.rewards[None], present[None], over[None], playing, np.array([time.perf_counter()])
+            )
             env_steps += int(playing.sum())
             agent_steps += int(present[:, playing].sum())
             share -= over & playing
@@ -272,8 +297,8 @@ class JointEnvRunner(MultiAgentEnvRunner):
 
     def _see(self, observations: Any) -> None:
         """Encodes what the environment shows next."""
-        self._encoded = [agents.encode(observations) for agents in self._agents]
-        self._masks = [agents.masks(observations) for agents in self._agents]
+        self._encoded = [group.encode(observations) for group in self._groups]
+        self._masks = [group.masks(observations) for group in self._groups]
 
     def _advance(self, result: JointStepResult) -> np.ndarray:
         """Takes over the next observations; returns which environments are over, bool [E]."""
@@ -296,16 +321,16 @@ class JointEnvRunner(MultiAgentEnvRunner):
         follows = ~result.terminated if result.present is None else ~result.terminated & result.present
         ended = over[envs]
         following = []
-        for index, (agents, encoded) in enumerate(zip(self._agents, self._encoded, strict=True)):
+        for index, (group, encoded) in enumerate(zip(self._groups, self._encoded, strict=True)):
             obs = recorder.array(index, "obs" if self._actor.normalizer is None else "encoded")[t][:, envs]
-            mine = follows[agents.positions]
+            mine = follows[group.positions]
             read = mine[:, envs]
             obs[read & ~ended] = encoded[:, envs][read & ~ended]
             if (read & ended).any():
-                obs[read & ended] = agents.encode_some(result.final_observations, mine & over)
-            self._checks.observations(agents, obs[None], first_step=t + 1, envs=envs, read=read[None])
+                obs[read & ended] = group.encode_some(result.final_observations, mine & over)
+            self._checks.observations(group, obs[None], first_step=t + 1, envs=envs, read=read[None])
             if self._actor.normalizer is not None:
-                obs = self._actor.normalizer.normalize(agents.module_id, obs)
+                obs = self._actor.normalizer.normalize(group.module_ids, obs)
             following.append(obs)
         recorder.record_bootstrap(t, envs, following)
 

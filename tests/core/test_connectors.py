@@ -258,13 +258,13 @@ def test_merging_twice_counts_no_row_twice():
 def test_normalised_rows_and_the_clip():
     each = normalizer()
     x = rows(0, 200)
-    np.testing.assert_array_equal(each.normalize("m", x), x)  # nothing is known yet
+    np.testing.assert_array_equal(each.normalize(("m",), x), x)  # nothing is known yet
     each.update("m", x)
-    y = each.normalize("m", x)
+    y = each.normalize(("m",), x)
     assert y.dtype == np.float32
     np.testing.assert_allclose(y.mean(0), 0, atol=1e-4)
     np.testing.assert_allclose(y.std(0), 1, atol=1e-4)
-    assert each.normalize("m", np.full((1, 4), 1e9, np.float32)).max() == CLIP
+    assert each.normalize(("m",), np.full((1, 4), 1e9, np.float32)).max() == CLIP
 
 
 def test_masked_rows_do_not_count():
@@ -281,7 +281,7 @@ def test_its_state_survives_a_round_trip():
     each.update("m", rows(0, 20))
     other.set_state(each.get_state())
     x = rows(1, 5)
-    np.testing.assert_array_equal(each.normalize("m", x), other.normalize("m", x))
+    np.testing.assert_array_equal(each.normalize(("m",), x), other.normalize(("m",), x))
 
 
 def test_its_pipeline_survives_a_checkpoint(tmp_path):
@@ -292,8 +292,8 @@ def test_its_pipeline_survives_a_checkpoint(tmp_path):
     (mine,), (other,) = runner._env_to_module[ObservationNormalizer], restored[ObservationNormalizer]
     assert other.shapes == mine.shapes and other.moments["agent_1"].count == 20
     x = rows(1, 5)[:, :3]
-    np.testing.assert_array_equal(other.normalize("agent_1", x), mine.normalize("agent_1", x))
-    assert (x != mine.normalize("agent_1", x)).any()
+    np.testing.assert_array_equal(other.normalize(("agent_1",), x), mine.normalize(("agent_1",), x))
+    assert (x != mine.normalize(("agent_1",), x)).any()
 
 
 def test_it_takes_the_two_spaces_as_every_connector_does():
@@ -335,13 +335,13 @@ def test_every_change_of_the_moments_is_seen_by_the_next_normalisation():
         return normalizer
 
     x, normalizer = np.full((1, 1), 5.0, np.float32), one(5.0)
-    assert normalizer.normalize("m", x) == 0.0
+    assert normalizer.normalize(("m",), x) == 0.0
     normalizer.update("m", np.array([[8.0], [8.0]]))  # mean 6.5, variance 2.75
-    assert normalizer.normalize("m", x) == pytest.approx(-1.5 / 2.75**0.5)
+    assert normalizer.normalize(("m",), x) == pytest.approx(-1.5 / 2.75**0.5)
     normalizer.set_state(one(4.0).get_state())
-    assert normalizer.normalize("m", x) == 1.0
+    assert normalizer.normalize(("m",), x) == 1.0
     normalizer.reset_state()
-    assert normalizer.normalize("m", x) == 5.0
+    assert normalizer.normalize(("m",), x) == 5.0
 
 
 def test_evaluation_leaves_the_moments_alone():

@@ -46,30 +46,39 @@ class ObservationNormalizer(ConnectorV2):
         super().__init__(input_observation_space, input_action_space, **kwargs)
         self.shapes = {module_id: tuple(shapes[module_id]) for module_id in sorted(shapes)}
         self.moments = {module_id: RunningMoments(shape) for module_id, shape in self.shapes.items()}
-        # {module id: (mean, std)} in float32, made when first needed: the moments are fixed during a rollout.
-        self._scales: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+        # {modules: (mean, std)} in float32, made when first needed: the moments are fixed during a rollout.
+        self._scales: dict[tuple[str, ...], tuple[np.ndarray, np.ndarray] | None] = {}
 
     @override(ConnectorV2)
     def __call__(self, *, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Normalises `batch["obs"][module id]` ([…, *shape] arrays), leaves the rest."""
-        batch[Columns.OBS] = {m: self.normalize(m, x) for m, x in batch[Columns.OBS].items()}
+        batch[Columns.OBS] = {m: self.normalize((m,), x[None])[0] for m, x in batch[Columns.OBS].items()}
         return batch
 
-    def normalize(self, module_id: str, obs: np.ndarray) -> np.ndarray:
-        """Encoded observations […, *shape] of one module, normalised, float32."""
-        moments = self.moments[module_id]
-        if moments.count == 0:
+    def normalize(self, module_ids: tuple[str, ...], obs: np.ndarray) -> np.ndarray:
+        """Encoded observations [k, …, *shape] of modules with k / len(module_ids) agents each, normalised, float32."""
+        if module_ids not in self._scales:
+            self._scales[module_ids] = self._scale(module_ids)
+        scale = self._scales[module_ids]
+        if scale is None:
             return obs
-        if module_id not in self._scales:
-            self._scales[module_id] = (moments.mean.astype(np.float32), moments.std.astype(np.float32))
-        mean, std = self._scales[module_id]
-        scaled = (obs - mean) / std
-        return np.clip(scaled, -CLIP, CLIP, out=scaled)
+        mean, std = scale
+        scaled = obs.reshape(len(module_ids), -1, *mean.shape[2:]) - mean
+        scaled /= std
+        return np.clip(scaled, -CLIP, CLIP, out=scaled).reshape(obs.shape)
+
+    def _scale(self, module_ids: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray] | None:
+        """Mean and deviation [m, 1, *shape]; None before the first rollout."""
+        moments = [self.moments[m] for m in module_ids]
+        if not any(m.count for m in moments):
+            return None
+        mean, std = np.stack([m.mean for m in moments]), np.stack([m.std for m in moments])
+        return mean[:, None].astype(np.float32), std[:, None].astype(np.float32)
 
     def update(self, module_id: str, obs: np.ndarray, mask: np.ndarray | None = None) -> None:
         """Takes in the rows of a finished rollout: obs […, *shape], mask […] bool."""
         self.moments[module_id].update(obs, mask)
-        self._scales.pop(module_id, None)
+        self._scales.clear()
 
     @override(ConnectorV2)
     def get_state(
@@ -90,7 +99,7 @@ class ObservationNormalizer(ConnectorV2):
         for module_id, moments in self.moments.items():
             if module_id in state:
                 moments.set_state(state[module_id]["total"])
-                self._scales.pop(module_id, None)
+                self._scales.clear()
 
     @override(ConnectorV2)
     def get_ctor_args_and_kwargs(self) -> tuple[tuple[Any, ...], dict[str, Any]]:

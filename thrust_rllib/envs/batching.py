@@ -199,12 +199,11 @@ def split_actions(
                 f"actions have shape {batch.shape}; needed: [agents, environments, ...] = "
                 f"{(len(agents), num_envs, *(space.shape or ()))}"
             )
-        columns = [list(column) for column in batch]
-    else:
-        if not isinstance(actions, Mapping) or any(agent not in actions for agent in agents):
-            got = list(actions) if isinstance(actions, Mapping) else type(actions).__name__
-            raise ValueError(f"actions are {got}; needed: a dict of arrays [E, ...] for each of {list(agents)}")
-        columns = [_rows(action_spaces[agent], actions[agent], agent, num_envs) for agent in agents]
+        return [dict(zip(agents, row, strict=True)) for row in batch.swapaxes(0, 1)]
+    if not isinstance(actions, Mapping) or any(agent not in actions for agent in agents):
+        got = list(actions) if isinstance(actions, Mapping) else type(actions).__name__
+        raise ValueError(f"actions are {got}; needed: a dict of arrays [E, ...] for each of {list(agents)}")
+    columns = [_rows(action_spaces[agent], actions[agent], agent, num_envs) for agent in agents]
     return [dict(zip(agents, row, strict=True)) for row in zip(*columns, strict=True)]
 
 

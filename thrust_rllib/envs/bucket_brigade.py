@@ -114,6 +114,8 @@ class BucketBrigade(VectorJointEnv):
         self._previous_houses = np.zeros_like(self._houses)
         self._last_actions = np.zeros((num_agents, num_envs, 3), dtype=np.int64)
         self._night = np.zeros(num_envs, dtype=np.int64)
+        self._last_rewards: np.ndarray | None = None
+        self._ended: tuple[np.ndarray, ...] | None = None  # over, houses, actions, nights
 
     @property
     def houses(self) -> np.ndarray:
@@ -125,6 +127,7 @@ class BucketBrigade(VectorJointEnv):
         self._streams.seed(check_seeds(seeds, self.num_envs))
         everyone = np.arange(self.num_envs)
         self._restart(everyone)
+        self._last_rewards, self._ended = None, None
         return self._observe(everyone)
 
     def step_joint(self, actions: np.ndarray) -> JointStepResult:
@@ -148,13 +151,16 @@ class BucketBrigade(VectorJointEnv):
         )
         self._previous_houses = self._houses.copy()
         self._last_actions = actions
+        self._last_rewards = rewards
         self._night += 1
 
         observations = self._observe(np.arange(self.num_envs))
         final_observations = None
+        self._ended = None
         if terminated.any():
             final_observations, observations = observations, observations.copy()
             over = np.flatnonzero(terminated)
+            self._ended = (terminated, self._houses.copy(), self._last_actions.copy(), self._night.copy())
             self._restart(over)
             observations[:, over] = self._observe(over)
         shape = (self.num_agents, self.num_envs)
@@ -221,12 +227,22 @@ class BucketBrigade(VectorJointEnv):
         return self._shared(np.arange(self.num_envs))
 
     def render(self, index: int = 0) -> np.ndarray:
-        """The houses of game `index`: green safe, orange burning, grey ruined; uint8 [24, 24 H, 3]."""
-        colours = np.array([[60, 160, 75], [240, 130, 30], [90, 90, 90]], dtype=np.uint8)
-        picture = np.full((24, 24 * self.num_houses, 3), 255, dtype=np.uint8)
-        for house, state in enumerate(self._houses[index]):
-            picture[2:22, 24 * house + 2 : 24 * house + 22] = colours[state]
-        return picture
+        """Game `index` after its last night, uint8 [480, 480, 3]; see `draw_game`."""
+        return self._draw(index, self._houses[index], self._last_actions[:, index], int(self._night[index]))
+
+    def render_final(self, index: int = 0) -> np.ndarray:
+        """The end of the game that the last step ended, as `render`; what `render` shows where it ended none."""
+        if self._ended is not None:
+            over, houses, actions, nights = self._ended
+            if over[index]:
+                return self._draw(index, houses[index], actions[:, index], int(nights[index]))
+        return self.render(index)
+
+    def _draw(self, index: int, houses: np.ndarray, actions: np.ndarray, nights: int) -> np.ndarray:
+        from thrust_rllib.envs.bucket_brigade_drawing import draw_game
+
+        rewards = None if self._last_rewards is None or not nights else self._last_rewards[:, index]
+        return draw_game(houses, actions, nights, rewards)
 
     def get_state(self) -> dict[str, Any]:
         """Games and streams."""
@@ -238,3 +254,4 @@ class BucketBrigade(VectorJointEnv):
         self._streams.set_state(state["streams"])
         for name in ("_houses", "_previous_houses", "_last_actions", "_night"):
             setattr(self, name, state[name].copy())
+        self._last_rewards, self._ended = None, None

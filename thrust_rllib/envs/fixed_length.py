@@ -154,6 +154,10 @@ class FixedLengthEnv(VectorJointEnv):
         picture[:, : 8 * self.step_count[index]] = (60, 110, 180)
         return picture
 
+    def render_final(self, index: int = 0) -> np.ndarray:
+        """The full bar."""
+        return np.full((8, 8 * self.episode_length, 3), (60, 110, 180), dtype=np.uint8)
+
     def get_state(self) -> dict[str, Any]:
         """Time, streams and the arrays named in `saved_arrays`."""
         return {

@@ -188,7 +188,7 @@ class JointEnv(_Spaces, ABC):
         """
 
     def render(self) -> Any:
-        """An RGB image [height, width, 3] or what the environment's render mode says."""
+        """An image uint8 [height, width, 3] (render_mode "rgb_array"), or what the render mode says."""
         raise NotImplementedError(f"{type(self).__name__} cannot be rendered; override render()")
 
 
@@ -241,8 +241,12 @@ class VectorJointEnv(_Spaces, ABC):
         """Plays one step in every environment; resets those that are over."""
 
     def render(self, index: int = 0) -> Any:
-        """An image of environment `index`."""
+        """An image uint8 [height, width, 3] of environment `index`: after an automatic reset, of the new episode."""
         raise NotImplementedError(f"{type(self).__name__} cannot be rendered; override render()")
+
+    def render_final(self, index: int = 0) -> Any:
+        """An image of the end of the episode that the last step ended; by default what `render` shows."""
+        return self.render(index)
 
 
 def episode_over(terminated: np.ndarray, truncated: np.ndarray, present: np.ndarray | None = None) -> np.ndarray:

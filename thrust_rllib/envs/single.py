@@ -125,8 +125,8 @@ class SingleJointEnv(JointEnv):
         return self.env.state()[0]
 
     def render(self) -> Any:
-        """An image of the environment."""
-        return self.env.render(0)
+        """An image of the environment; after the last step of an episode, of its end."""
+        return self.env.render(0) if self._next_episode is None else self.env.render_final(0)
 
     def close(self) -> None:
         """Closes the vectorised environment."""

@@ -142,7 +142,7 @@ class SyncVectorJointEnv(VectorJointEnv):
             rewards=self._reward_array(rewards),
             observations=observations,
             terminated=terminated,
-            truncated=truncated & ~terminated,
+            truncated=truncated & ~terminated if final_observations is not None else truncated,
             extras=self._stack_extras(extras),
             final_observations=final_observations,
         )

@@ -24,6 +24,7 @@ from ray.rllib.core.distribution.distribution import Distribution
 from ray.rllib.core.distribution.torch.torch_distribution import TorchDeterministic
 
 MASKED_LOGIT = -1e30  # finite: 0 · MASKED_LOGIT is 0, where 0 · −inf would be NaN
+TINY = torch.finfo(torch.float32).tiny
 
 
 def mask_logits(logits: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
@@ -86,7 +87,12 @@ class FactorizedCategorical(Distribution):
                 f"logits have {logits.shape[-1]} columns, the action space has {self.layout.total} categories in heads "
                 f"of {self.layout.sizes}; let the module's policy head have {self.layout.total} outputs"
             )
-        self.log_probs = torch.log_softmax(self.layout.pad(logits), dim=-1)  # […, heads, width]
+        self.logits = self.layout.pad(logits)  # […, heads, width]
+
+    @functools.cached_property
+    def log_probs(self) -> torch.Tensor:
+        """[width, …, heads]: the few categories first, so that a softmax over them runs along whole rows of memory."""
+        return torch.log_softmax(self.logits.movedim(-1, 0).contiguous(), dim=0)
 
     @classmethod
     def from_logits(cls, logits: torch.Tensor, **kwargs: Any) -> FactorizedCategorical:
@@ -98,21 +104,22 @@ class FactorizedCategorical(Distribution):
         index = value.long()
         if self.scalar:
             index = index.unsqueeze(-1)
-        return self.log_probs.gather(-1, index.unsqueeze(-1)).squeeze(-1).sum(-1)
+        return self.log_probs.gather(0, index.unsqueeze(0)).squeeze(0).sum(-1)
 
     def entropy(self) -> torch.Tensor:
         """Joint entropy […]: the sum over heads, in nats."""
-        return -(self.log_probs.exp() * self.log_probs).sum((-2, -1))
+        return -(self.log_probs.exp() * self.log_probs).sum((0, -1))
 
     def kl(self, other: FactorizedCategorical) -> torch.Tensor:
         """KL(self ‖ other) […], summed over heads."""
-        return (self.log_probs.exp() * (self.log_probs - other.log_probs)).sum((-2, -1))
+        return (self.log_probs.exp() * (self.log_probs - other.log_probs)).sum((0, -1))
 
-    def sample(self, **kwargs: Any) -> torch.Tensor:
-        """One action per row, int64, from torch's current generator."""
-        # With independent noise e_k ~ Exp(1), the largest p_k / e_k is category k with probability p_k.
-        noise = torch.empty_like(self.log_probs).exponential_()
-        actions = (self.log_probs.exp() / noise).argmax(-1)
+    def sample(self, generator: torch.Generator | None = None, **kwargs: Any) -> torch.Tensor:
+        """One action per row, int64, drawn from `generator` (None: torch's own)."""
+        # With independent noise e_k ~ Exp(1), the largest log p_k − log e_k is category k with probability p_k. Noise
+        # of exactly 0, which float32 draws once in 2^24, would choose its category however improbable that is.
+        noise = torch.empty_like(self.logits).exponential_(generator=generator).clamp_(min=TINY).log_()
+        actions = (self.logits - noise).argmax(-1)
         return actions.squeeze(-1) if self.scalar else actions
 
     def rsample(self, **kwargs: Any) -> torch.Tensor:
@@ -121,7 +128,7 @@ class FactorizedCategorical(Distribution):
 
     def to_deterministic(self) -> TorchDeterministic:
         """The most probable category of each head."""
-        actions = self.log_probs.argmax(-1)
+        actions = self.logits.argmax(-1)
         return TorchDeterministic(loc=actions.squeeze(-1) if self.scalar else actions)
 
     @staticmethod
@@ -161,14 +168,15 @@ class DiagonalGaussian(Distribution):
         shift = ((self.loc - other.loc) * torch.exp(-other.log_std)).square()
         return 0.5 * (ratio + shift - 1.0 - ratio.log()).sum(-1)
 
-    def sample(self, **kwargs: Any) -> torch.Tensor:
-        """One action per row from torch's current generator, without a gradient."""
+    def sample(self, generator: torch.Generator | None = None, **kwargs: Any) -> torch.Tensor:
+        """One action per row, drawn from `generator` (None: torch's own), without a gradient."""
         with torch.no_grad():
-            return self.rsample()
+            return self.rsample(generator)
 
-    def rsample(self, **kwargs: Any) -> torch.Tensor:
+    def rsample(self, generator: torch.Generator | None = None, **kwargs: Any) -> torch.Tensor:
         """μ + σ·ε, with a gradient."""
-        return self.loc + self.log_std.exp() * torch.randn_like(self.loc)
+        noise = torch.empty_like(self.loc).normal_(generator=generator)
+        return self.loc + self.log_std.exp() * noise
 
     def to_deterministic(self) -> TorchDeterministic:
         """The mean."""

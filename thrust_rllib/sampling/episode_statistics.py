@@ -66,35 +66,38 @@ class EpisodeStatistics:
         """All environments were reset; running episodes are dropped."""
         self._returns[:], self._steps[:], self._lengths[:], self._started[:] = 0.0, 0, 0, now
 
-    def step(
-        self, rewards: np.ndarray, present: np.ndarray | bool, over: np.ndarray, keep: np.ndarray, now: float
+    def add(
+        self, rewards: np.ndarray, present: np.ndarray, over: np.ndarray, keep: np.ndarray, times: np.ndarray
     ) -> None:
-        """Takes in one step.
+        """Takes in T steps.
 
         Args:
-            rewards: [N, E].
-            present: bool [N, E] or True.
-            over: bool [E], episodes that ended with this step.
+            rewards: [T, N, E].
+            present: bool [T, N, E].
+            over: bool [T, E], episodes that ended with this step.
             keep: bool [E], environments whose steps and finished episodes count.
-            now: a clock in seconds.
+            times: [T], a clock in seconds after each step.
         """
-        acted = np.broadcast_to(present, rewards.shape)
-        self._returns += rewards
-        self._steps += acted
-        self._lengths += 1
-        self._agent_steps += acted[:, keep].sum(axis=1)
-        for e in np.flatnonzero(over):
+        start = np.zeros(len(keep), np.int64)  # the first step of the episode that runs
+        for t, e in np.argwhere(over).tolist():
+            part = slice(start[e], t + 1)
             if keep[e]:
                 self._num_finished += 1
                 self._finished.append(
                     (
-                        self._returns[:, e].copy(),
-                        self._steps[:, e].copy(),
-                        int(self._lengths[e]),
-                        now - self._started[e],
+                        self._returns[:, e] + rewards[part, :, e].sum(axis=0, dtype=np.float64),
+                        self._steps[:, e] + present[part, :, e].sum(axis=0),
+                        int(self._lengths[e] + t + 1 - start[e]),
+                        times[t] - self._started[e],
                     )
                 )
-            self._returns[:, e], self._steps[:, e], self._lengths[e], self._started[e] = 0.0, 0, 0, now
+            self._returns[:, e], self._steps[:, e], self._lengths[e], self._started[e] = 0.0, 0, 0, times[t]
+            start[e] = t + 1
+        runs_on = (np.arange(len(over))[:, None] >= start)[:, None]
+        self._returns += rewards.sum(axis=0, dtype=np.float64, where=runs_on)
+        self._steps += present.sum(axis=0, where=runs_on)
+        self._lengths += len(over) - start
+        self._agent_steps += present[:, :, keep].sum(axis=(0, 2))
 
     def pop_counts(self) -> tuple[int, np.ndarray]:
         """Episodes finished and steps of each agent [N] since the last call."""

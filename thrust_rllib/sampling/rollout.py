@@ -8,24 +8,24 @@ import numpy as np
 
 from thrust_rllib.joint_batch import JointBatch, ModuleStreams
 from thrust_rllib.sampling.acting import Acted
-from thrust_rllib.sampling.module_agents import ModuleAgents
+from thrust_rllib.sampling.agent_groups import AgentGroup
 
 
 class RolloutRecorder:
     """Collects T steps of E environments.
 
     Args:
-        modules: the agents of each module.
+        groups: all agents of the team.
         num_steps: T.
         num_envs: E.
     """
 
-    def __init__(self, modules: list[ModuleAgents], num_steps: int, num_envs: int) -> None:
-        self.modules = modules
+    def __init__(self, groups: list[AgentGroup], num_steps: int, num_envs: int) -> None:
+        self.groups = groups
         self.num_steps = num_steps
         self.num_envs = num_envs
-        self._arrays: list[dict[str, np.ndarray]] = [{} for _ in modules]
-        num_agents = sum(len(m) for m in modules)
+        self._arrays: list[dict[str, np.ndarray]] = [{} for _ in groups]
+        num_agents = sum(map(len, groups))
         shape = (num_steps, num_agents, num_envs)
         self.rewards = np.empty(shape, np.float32)
         self.present = np.empty(shape, bool)
@@ -34,18 +34,18 @@ class RolloutRecorder:
         self._episode_start = np.empty((num_steps, num_envs), bool)
         self._extras: dict[str, np.ndarray] = {}
         self._bootstrap_rows: list[np.ndarray] = []
-        self._bootstrap_obs: list[list[np.ndarray]] = [[] for _ in modules]
+        self._bootstrap_obs: list[list[np.ndarray]] = [[] for _ in groups]
 
     def record_acted(
         self, t: int, encoded: list[np.ndarray] | None, masks: list[np.ndarray | None], acted: list[Acted]
     ) -> None:
-        """Stores what each module saw and did at step t.
+        """Stores what each agent saw and did at step t.
 
         Args:
             t: the step.
-            encoded: per module the observations before normalisation, [n, E, …]; None where there is none.
-            masks: per module bool [n, E, A] or None.
-            acted: per module input, logits and actions.
+            encoded: per group the observations before normalisation, [k, E, …]; None where there is none.
+            masks: per group bool [k, E, A] or None.
+            acted: per group input, logits and actions.
         """
         for index, done in enumerate(acted):
             self._store(index, t, "obs", done.obs)
@@ -83,17 +83,17 @@ class RolloutRecorder:
             self._extras[name][t] = value
 
     def record_bootstrap(self, t: int, envs: np.ndarray, obs: list[np.ndarray]) -> None:
-        """Stores what follows step t in the environments `envs` [k]: per module [n, k, …]."""
+        """Stores what follows step t in the environments `envs` [K]: per group [k, K, …]."""
         self._bootstrap_rows.append(t * self.num_envs + envs)
         for stored, value in zip(self._bootstrap_obs, obs, strict=True):
             stored.append(value)
 
     def array(self, index: int, name: str) -> np.ndarray:
-        """The array [T, n, E, …] that `record_acted` filled under `name`."""
+        """The array [T, k, E, …] of one group that `record_acted` filled under `name`."""
         return self._arrays[index][name]
 
     def bootstrap(self, index: int) -> np.ndarray:
-        """The bootstrap observations [n, K, …] of one module."""
+        """The bootstrap observations [k, K, …] of one group."""
         parts = self._bootstrap_obs[index]
         if not parts:
             encoded = self._arrays[index]["obs"]
@@ -101,23 +101,32 @@ class RolloutRecorder:
         return np.concatenate(parts, axis=1)
 
     def finish(self, action_logp: list[np.ndarray]) -> JointBatch:
-        """The batch; `action_logp` holds [T, n, E] per module."""
+        """The batch; `action_logp` holds [T, k, E] per group."""
         rows = self._bootstrap_rows
+        self.truncated &= ~self.terminated
         streams = {}
-        for index, module in enumerate(self.modules):
-            arrays, where = self._arrays[index], module.positions
-            streams[module.module_id] = ModuleStreams(
-                agents=module.agents,
-                obs=arrays["obs"],
-                actions=arrays["actions"],
-                action_logp=action_logp[index],
-                rewards=self.rewards[:, where],
-                present=self.present[:, where],
-                terminated=self.terminated[:, where],
-                truncated=self.truncated[:, where] & ~self.terminated[:, where],
-                bootstrap_obs=self.bootstrap(index),
-                action_mask=arrays.get("action_mask"),
-            )
+        for index, group in enumerate(self.groups):
+            arrays, bootstrap = self._arrays[index], self.bootstrap(index)
+            of_group = [x[:, group.positions] for x in (self.rewards, self.present, self.terminated, self.truncated)]
+            for module_id, mine in group.by_module:
+
+                def part(array: np.ndarray, mine: slice = mine) -> np.ndarray:
+                    """Of the module's agents; in one block, which Ray's object store takes over without a copy."""
+                    return np.ascontiguousarray(array[:, mine])
+
+                rewards, present, terminated, truncated = map(part, of_group)
+                streams[module_id] = ModuleStreams(
+                    agents=group.agents[mine],
+                    obs=part(arrays["obs"]),
+                    actions=part(arrays["actions"]),
+                    action_logp=part(action_logp[index]),
+                    rewards=rewards,
+                    present=present,
+                    terminated=terminated,
+                    truncated=truncated,
+                    bootstrap_obs=bootstrap[mine],
+                    action_mask=part(arrays["action_mask"]) if "action_mask" in arrays else None,
+                )
         return JointBatch(
             modules=streams,
             bootstrap_rows=np.concatenate(rows) if rows else np.empty(0, np.int64),

@@ -9,7 +9,7 @@ import numpy as np
 
 from thrust_rllib.envs.joint_env import GENERAL_DOOR, episode_over
 from thrust_rllib.joint_batch import AgentID
-from thrust_rllib.sampling.module_agents import ModuleAgents
+from thrust_rllib.sampling.agent_groups import AgentGroup
 
 
 class RolloutChecks:
@@ -67,52 +67,52 @@ class RolloutChecks:
 
     def observations(
         self,
-        agents: ModuleAgents,
+        group: AgentGroup,
         encoded: np.ndarray,
         first_step: int = 0,
         envs: np.ndarray | None = None,
         read: np.ndarray | None = None,
     ) -> None:
-        """Checks encoded observations [T, n, E, …] of one module; T = 1 for one step.
+        """Checks encoded observations [T, k, E, …] of one group; T = 1 for one step.
 
         Args:
-            agents: the agents.
+            group: the agents.
             encoded: the observations.
             first_step: step of the first row, for the message.
             envs: environment indices of the environment axis; None for 0, 1, 2, ….
-            read: bool [T, n, E], the observations to look at; None for all.
+            read: bool [T, k, E], the observations to look at; None for all.
 
         Raises:
             ValueError: one is not finite, or outside its space.
         """
-        found = agents.encoder.first_violation(encoded if read is None else encoded[read], self._check_bounds)
+        found = group.encoder.first_violation(encoded if read is None else encoded[read], self._check_bounds)
         if found is None:
             return
         place, problem = found
         t, agent, e = place if read is None else (int(i) for i in np.argwhere(read)[place[0]])
         e = e if envs is None else int(envs[e])
         raise ValueError(
-            f"environment {self._env!r} showed agent {agents.agents[agent]!r} an observation that is not in its "
+            f"environment {self._env!r} showed agent {group.agents[agent]!r} an observation that is not in its "
             f"observation space, in environment index {e}, step {first_step + t} of this rollout: {problem}. Return "
             "finite observations inside the declared space, widen the space, or switch the comparison with its bounds "
             "off with .environment(disable_env_checking=True)."
         )
 
     def action_masks(
-        self, agents: ModuleAgents, masks: np.ndarray, present: np.ndarray | None = None, first_step: int = 0
+        self, group: AgentGroup, masks: np.ndarray, present: np.ndarray | None = None, first_step: int = 0
     ) -> None:
-        """Checks the action masks [T, n, E, A] that one module acted on; T = 1 for one step.
+        """Checks the action masks [T, k, E, A] that one group acted on; T = 1 for one step.
 
         Args:
-            agents: the agents.
+            group: the agents.
             masks: bool, true = allowed.
-            present: bool [T, n, E], who acted; None for everybody.
+            present: bool [T, k, E], who acted; None for everybody.
             first_step: step of the first row, for the message.
 
         Raises:
             ValueError: an agent that acted had nothing to choose from, in one dimension of a MultiDiscrete at least.
         """
-        space = agents.action_space
+        space = group.action_space
         heads = space.nvec.tolist() if isinstance(space, gym.spaces.MultiDiscrete) else [masks.shape[-1]]
         starts = np.cumsum([0, *heads[:-1]])
         stuck = ~np.logical_or.reduceat(masks, starts, axis=-1).all(axis=-1)
@@ -122,7 +122,7 @@ class RolloutChecks:
             return
         t, agent, e = (int(i) for i in np.argwhere(stuck)[0])
         raise ValueError(
-            f"environment {self._env!r} showed agent {agents.agents[agent]!r} an action mask that allows no action, in "
+            f"environment {self._env!r} showed agent {group.agents[agent]!r} an action mask that allows no action, in "
             f"environment index {e}, step {first_step + t} of this rollout: {masks[t, agent, e].astype(int).tolist()} "
             f"for {space}; return at least one legal action (MultiDiscrete: one in every dimension), or end the episode"
         )
