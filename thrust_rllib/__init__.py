@@ -13,7 +13,12 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from thrust_rllib.algorithm import JointPPO
     from thrust_rllib.config import JointPPOConfig
-    from thrust_rllib.cross_agent_losses import CrossAgentLoss, RedundancyPenalty
+    from thrust_rllib.cross_agent_losses import (
+        CrossAgentLoss,
+        FeatureSimilarity,
+        JensenShannon,
+        RedundancyPenalty,
+    )
     from thrust_rllib.env_runner import JointEnvRunner
     from thrust_rllib.envs.joint_env import JointEnv, JointStepResult, VectorJointEnv
     from thrust_rllib.envs.pettingzoo import JointEnvParallel, PettingZooJointEnv
@@ -26,6 +31,8 @@ if TYPE_CHECKING:
 
 _HOME_OF = {
     "CrossAgentLoss": "cross_agent_losses",
+    "FeatureSimilarity": "cross_agent_losses",
+    "JensenShannon": "cross_agent_losses",
     "JointBatch": "joint_batch",
     "JointEnv": "envs.joint_env",
     "JointEnvParallel": "envs.pettingzoo",
@@ -45,6 +52,8 @@ _HOME_OF = {
 
 __all__ = [
     "CrossAgentLoss",
+    "FeatureSimilarity",
+    "JensenShannon",
     "JointBatch",
     "JointEnv",
     "JointEnvParallel",

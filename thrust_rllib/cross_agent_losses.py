@@ -19,9 +19,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
+import gymnasium as gym
 from torch import Tensor
 
-from thrust_rllib.functional import redundancy_penalty
+from thrust_rllib.functional import jensen_shannon, linear_cka, redundancy_penalty
 from thrust_rllib.joint_batch import AgentID
 
 
@@ -38,6 +39,18 @@ class CrossAgentLoss(ABC):
 
     needs_features: ClassVar[bool] = True
     min_agents: ClassVar[int] = 2
+
+    def prepare(self, action_spaces: Mapping[AgentID, gym.Space]) -> None:  # noqa: B027 (a hook: nothing by default)
+        """Called when the learner is built, and again whenever another is: look at the team, refuse what cannot work.
+
+        Each learner has a copy of the loss of its own. A loss that is a plain function needs no such method.
+
+        Args:
+            action_spaces: {agent: space} of the whole team.
+
+        Raises:
+            ValueError: the loss cannot couple agents with these spaces.
+        """
 
     @abstractmethod
     def __call__(
@@ -90,8 +103,122 @@ class RedundancyPenalty(CrossAgentLoss):
         present: Mapping[AgentID, Tensor] | None,
     ) -> Tensor | None:
         """See the class."""
-        masks = None if present is None else [present[agent] for agent in features]
-        return redundancy_penalty(list(features.values()), masks, normalization=self.normalization)
+        return redundancy_penalty(list(features.values()), _masks(features, present), normalization=self.normalization)
 
     def __repr__(self) -> str:
         return f"RedundancyPenalty(normalization={self.normalization!r})"
+
+
+class FeatureSimilarity(CrossAgentLoss):
+    """Similarity of what the agents' features represent: linear CKA, mean over pairs of agents, in [0, 1].
+
+    Unlike `RedundancyPenalty` it knows no single columns: features that are rotated into each other count as equal,
+    and columns of large variance count more. Minimising it makes the agents see different things. For independent
+    features of width D it is about D / (D + B), not 0: choose minibatches with many more rows than features. A
+    constant agent is similar to nobody.
+
+    Source: Kornblith et al. 2019, "Similarity of neural network representations revisited".
+    """
+
+    def __call__(
+        self,
+        features: Mapping[AgentID, Tensor],
+        logits: Mapping[AgentID, Tensor],
+        actions: Mapping[AgentID, Tensor],
+        present: Mapping[AgentID, Tensor] | None,
+    ) -> Tensor | None:
+        """See the class."""
+        return linear_cka(list(features.values()), _masks(features, present))
+
+    def __repr__(self) -> str:
+        return "FeatureSimilarity()"
+
+
+class JensenShannon(CrossAgentLoss):
+    """Jensen-Shannon divergence of the agents' policies at the same time steps, in nats, mean over pairs of agents.
+
+    With a positive coefficient the team learns to act differently ("raise": the loss is -JS) or alike ("lower": the
+    loss is JS). As every reported loss, the metric is what is minimised: between -ln 2 and 0 with "raise", between 0
+    and ln 2 with "lower". With several heads (MultiDiscrete) it is the mean of the heads' divergences. A masked action
+    has probability 0, so that agents with different masks differ for that reason, too. The gradient fades as policies
+    become certain: agents that are sure of the same action are not parted. Frozen agents count, but only the others'
+    policies move.
+
+    Args:
+        direction: "raise" or "lower".
+
+    Raises:
+        ValueError: another direction.
+
+    Source: Lin 1991, "Divergence measures based on the Shannon entropy".
+    """
+
+    needs_features = False
+
+    def __init__(self, direction: Literal["raise", "lower"]) -> None:
+        if direction not in ("raise", "lower"):
+            raise ValueError(f"direction is {direction!r}; needed: 'raise' (act differently) or 'lower' (act alike)")
+        self.direction: Literal["raise", "lower"] = direction
+        self._head_sizes: tuple[int, ...] | None = None
+
+    def prepare(self, action_spaces: Mapping[AgentID, gym.Space]) -> None:
+        """Learns how many actions there are.
+
+        Args:
+            action_spaces: {agent: space}; all Discrete or MultiDiscrete with the same numbers of actions.
+
+        Raises:
+            ValueError: another kind of space, or agents with different numbers of actions.
+        """
+        sizes = {agent: _head_sizes(agent, space) for agent, space in action_spaces.items()}
+        (first, needed), *others = sizes.items()
+        for agent, own in others:
+            if own != needed:
+                raise ValueError(
+                    f"agents {first!r} and {agent!r} have different actions: {action_spaces[first]} and "
+                    f"{action_spaces[agent]}. JensenShannon compares agents with the same numbers of actions; give all "
+                    "agents one action space and mask what an agent cannot do, or write a CrossAgentLoss for the "
+                    "agents that can be compared."
+                )
+        self._head_sizes = needed
+
+    def __call__(
+        self,
+        features: Mapping[AgentID, Tensor],
+        logits: Mapping[AgentID, Tensor],
+        actions: Mapping[AgentID, Tensor],
+        present: Mapping[AgentID, Tensor] | None,
+    ) -> Tensor | None:
+        """See the class.
+
+        Raises:
+            ValueError: `prepare` was not called, or the logits do not fit the action spaces.
+        """
+        if self._head_sizes is None:
+            raise ValueError(
+                "JensenShannon does not know the action spaces; call prepare({agent: space}) first, as the learner does"
+            )
+        divergence = jensen_shannon(list(logits.values()), _masks(logits, present), head_sizes=self._head_sizes)
+        return -divergence if self.direction == "raise" else divergence
+
+    def __repr__(self) -> str:
+        return f"JensenShannon(direction={self.direction!r})"
+
+
+def _masks(by_agent: Mapping[AgentID, Tensor], present: Mapping[AgentID, Tensor] | None) -> list[Tensor] | None:
+    """The presence of the agents in their order in `by_agent`."""
+    return None if present is None else [present[agent] for agent in by_agent]
+
+
+def _head_sizes(agent: AgentID, space: gym.Space) -> tuple[int, ...]:
+    """Number of categories of each head."""
+    if isinstance(space, gym.spaces.Discrete):
+        return (int(space.n),)
+    if isinstance(space, gym.spaces.MultiDiscrete) and space.nvec.ndim == 1:
+        return tuple(space.nvec.tolist())
+    why = " (between two normal distributions it has no closed form)" if isinstance(space, gym.spaces.Box) else ""
+    raise ValueError(
+        f"agent {agent!r} acts in {space}, for which JensenShannon is not defined{why}; needed: Discrete, or "
+        "MultiDiscrete with one axis. Leave the loss out, or couple the features with FeatureSimilarity or "
+        "RedundancyPenalty."
+    )

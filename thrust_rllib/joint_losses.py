@@ -6,6 +6,7 @@ with the number of agents; only the forward passes go module by module.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -120,7 +121,7 @@ class JointLosses:
     |------------|-------|------------------------------------------------------------------|
     | actor      | [m]   | policy loss − entropy_coeff · entropy                            |
     | critic     | [m]   | vf_loss_coeff · value loss                                       |
-    | coupling   | [ ]   | Σ coefficient · coupling                                         |
+    | weighted   | c × [ ] | coefficient · coupling, of each                                |
     | couplings  | [c]   | each coupling before its coefficient, without gradient           |
     | statistics | [S, m]| rows named by `STATISTICS`, without gradient                     |
     | counts     | [m]   | rows in which an agent of the module acted                       |
@@ -128,10 +129,15 @@ class JointLosses:
 
     actor: Tensor
     critic: Tensor
-    coupling: Tensor
+    weighted: list[Tensor]
     couplings: Tensor
     statistics: Tensor
     counts: Tensor
+
+    @functools.cached_property
+    def coupling(self) -> Tensor:
+        """[ ] the sum over the weighted couplings."""
+        return sum(self.weighted, start=self.actor.new_zeros(()))
 
 
 STATISTICS = (
@@ -253,8 +259,7 @@ def compute_joint_losses(
             [policy.detach(), value.detach(), others[0], entropy.detach(), others[1], others[2], explained]
         )
 
-    coupling = policy.new_zeros(())
-    couplings = []
+    weighted, couplings = [], []
     by_agent = None
     if present is not None:
         agents = [agent for module in rows.modules.values() for agent in module.agents]
@@ -270,11 +275,11 @@ def compute_joint_losses(
                 "None"
             )
         couplings.append(term.detach())
-        coupling = coupling + cross_agent_coeffs[name] * term
+        weighted.append(cross_agent_coeffs[name] * term)
     return JointLosses(
         actor=policy - coefficients.entropy_coeff * entropy,
         critic=coefficients.vf_loss_coeff * value,
-        coupling=coupling,
+        weighted=weighted,
         couplings=torch.stack(couplings) if couplings else policy.new_zeros(0),
         statistics=statistics,
         counts=counts,

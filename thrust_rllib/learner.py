@@ -10,7 +10,7 @@ The file is longer than others so that an update is read from top to bottom in o
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ from torch import Tensor
 
 from thrust_rllib import functional as F
 from thrust_rllib import metrics
+from thrust_rllib.coupling_gradients import CouplingGradients, coupling_gradients
 from thrust_rllib.joint_batch import JointBatch
 from thrust_rllib.joint_losses import (
     Coefficients,
@@ -37,7 +38,7 @@ from thrust_rllib.joint_losses import (
     forward_team,
 )
 from thrust_rllib.joint_rows import JointRows, joint_rows
-from thrust_rllib.learner_checks import check_modules, check_team, rollouts_of
+from thrust_rllib.learner_checks import check_modules, check_team, prepare_couplings, rollouts_of
 from thrust_rllib.minibatches import joint_minibatches, rows_per_epoch
 from thrust_rllib.optimizer_pass import OptimizerPass
 
@@ -80,12 +81,25 @@ class JointPPOLearner(TorchLearner):
             self._generator.manual_seed(config.seed)
         self._warned_non_finite: set[str] = set()
         self._told_minibatches = False
-        check_modules(
-            {m: self.module[m].unwrapped() for m in self._module_ids()}, config.cross_agent_losses, self._device
-        )
+        self._losses = self._possibly_compiled(_losses_of_minibatch)
+        # {coupling: {module: {norm, norm_ratio, cosine}}} of the last update that looked at them.
+        self._coupling_gradients: dict[str, dict[ModuleID, dict[str, float]]] = {}
+        modules = {m: self.module[m].unwrapped() for m in self._module_ids()}
+        check_modules(modules, config.cross_agent_losses, self._device)
+        prepare_couplings(config.cross_agent_losses, modules, config.policy_mapping_fn)
 
     def _module_ids(self) -> list[ModuleID]:
         return sorted(self.module.keys())
+
+    def _possibly_compiled(self, function: Callable[..., JointLosses]) -> Callable[..., JointLosses]:
+        """Compiled with `torch_compile_learner`; RLlib compiles single modules' forward passes, which pays less."""
+        if not self.config.torch_compile_learner:
+            return function
+        return torch.compile(
+            function,
+            backend=self.config.torch_compile_learner_dynamo_backend,
+            mode=self.config.torch_compile_learner_dynamo_mode,
+        )
 
     def _schedule(self, value: Any) -> Scheduler:
         return Scheduler(fixed_value_or_schedule=value, framework=self.framework, device=self._device)
@@ -187,7 +201,12 @@ class JointPPOLearner(TorchLearner):
         frozen = torch.tensor([not t for t in trained.values()], device=self._device)
         passes = self._passes(trained)
         all_present = bool(rows.present.all())
-        totals = metrics.UpdateTotals(list(rows.modules), list(self._coupling_schedules), self._device)
+        totals = metrics.UpdateTotals(
+            list(rows.modules), list(self._coupling_schedules), self._device, num_passes=len(passes)
+        )
+        interval = self.config.coupling_gradient_interval
+        look_at_couplings = bool(couplings) and interval > 0 and (self._weights_seq_no - 1) % interval == 0
+        pulls: CouplingGradients | None = None
 
         for indices in joint_minibatches(
             len(rows),
@@ -199,10 +218,10 @@ class JointPPOLearner(TorchLearner):
             generator=self._generator,
         ):
             minibatch = rows.select(indices.to(self._device))
-            outputs = forward_team(self.module, minibatch, trained)
-            losses = compute_joint_losses(
-                outputs,
+            losses = self._losses(
+                self.module,
                 minibatch,
+                trained,
                 axis=axis,
                 coefficients=coefficients,
                 standardize_advantages=self.config.standardize_advantages,
@@ -211,15 +230,20 @@ class JointPPOLearner(TorchLearner):
                 cross_agent_coeffs=coupling_coeffs,
             )
             objectives = self._objectives(losses)
+            if look_at_couplings and totals.num_minibatches == 0:
+                pulls = coupling_gradients(objectives[0], losses.weighted, passes[0].params())
+            objectives[0] = objectives[0] + losses.coupling
             for optimizer_pass, objective in zip(passes, objectives, strict=True):
                 optimizer_pass.compute_gradients(objective, retain_graph=optimizer_pass is not passes[-1])
-            norms = [optimizer_pass.clip() for optimizer_pass in passes]
+            norms = torch.stack([optimizer_pass.clip() for optimizer_pass in passes])
             finite = metrics.finite_parts(losses, norms, frozen)
             everything_finite = finite.all()
             for optimizer_pass in passes:
                 optimizer_pass.step(everything_finite)
-            totals.add(losses, objectives[0], norms[0], finite, everything_finite, len(minibatch))
+            totals.add(losses, objectives[0], norms, finite, everything_finite, len(minibatch))
 
+        if pulls is not None:
+            self._coupling_gradients = pulls.by_name(list(couplings), list(rows.modules))
         self._log_update(totals, coupling_coeffs)
         self.after_gradient_based_update(timesteps=timesteps)
         return self.metrics.reduce()
@@ -275,8 +299,11 @@ class JointPPOLearner(TorchLearner):
         return passes
 
     def _objectives(self, losses: JointLosses) -> list[Tensor]:
-        """What each pass minimises: everything, or with `critic_lr` the actors and couplings, then the critics."""
-        actor, critic = losses.actor.sum() + losses.coupling, losses.critic.sum()
+        """What each pass minimises beside the couplings: everything, or with `critic_lr` the actors, then the critics.
+
+        The couplings belong to the first pass.
+        """
+        actor, critic = losses.actor.sum(), losses.critic.sum()
         return [actor + critic] if self.config.critic_lr is None else [actor, critic]
 
     # --- what is reported -----------------------------------------------------------------------------------------
@@ -318,6 +345,7 @@ class JointPPOLearner(TorchLearner):
             entropy_coeffs={m: float(s.get_current_value()) for m, s in self._entropy_schedules.items()},
             coupling_coeffs={name: float(value) for name, value in coupling_coeffs.items()},
             value_normalizers=self._value_normalizers,
+            coupling_gradients=self._coupling_gradients,
         )
 
     # --- state ----------------------------------------------------------------------------------------------------
@@ -341,6 +369,13 @@ class JointPPOLearner(TorchLearner):
             for module_id, moments in joint["value_normalizers"].items():
                 if module_id in self._value_normalizers:
                     self._value_normalizers[module_id].set_state(moments)
+
+
+def _losses_of_minibatch(
+    module: Any, minibatch: JointRows, trained: Mapping[ModuleID, bool], **settings: Any
+) -> JointLosses:
+    """Forward and losses: what `torch_compile_learner` compiles."""
+    return compute_joint_losses(forward_team(module, minibatch, trained), minibatch, **settings)
 
 
 JOINT_STATE = "joint"

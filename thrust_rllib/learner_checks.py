@@ -57,6 +57,30 @@ def check_modules(
             )
 
 
+def prepare_couplings(
+    losses: Mapping[str, CrossAgentLoss], modules: Mapping[ModuleID, Any], mapping: Callable[..., Any]
+) -> None:
+    """Shows every coupling that has a `prepare` the action spaces of the team.
+
+    Args:
+        losses: {name: coupling}.
+        modules: {module: RLModule}.
+        mapping: the configuration's `policy_mapping_fn`; the table that validation makes of it knows the agents.
+
+    Raises:
+        ValueError: a coupling cannot couple these agents.
+    """
+    hooks = {name: loss.prepare for name, loss in losses.items() if hasattr(loss, "prepare")}
+    if not hooks or not isinstance(mapping, AgentToModule):
+        return
+    spaces = {agent: modules[module_id].action_space for agent, module_id in mapping.table.items()}
+    for name, prepare in hooks.items():
+        try:
+            prepare(spaces)
+        except ValueError as error:
+            raise ValueError(f"cross-agent loss {name!r}: {error}") from error
+
+
 def rollouts_of(training_data: TrainingData) -> list[JointBatch]:
     """The rollouts inside RLlib's envelope, fetched where they are references.
 

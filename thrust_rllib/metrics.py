@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,10 +27,11 @@ NUM_MINIBATCH_STEPS = "num_minibatch_steps"
 NUM_NON_FINITE_MINIBATCHES = "num_non_finite_minibatches"
 CROSS_AGENT_LOSS = "cross_agent_loss"
 CROSS_AGENT_COEFF = "cross_agent_coeff"
-GRADIENT_NORM = "gradients_default_optimizer_global_norm"
+GRADIENT_NORMS = ("gradients_default_optimizer_global_norm", "gradients_critic_optimizer_global_norm")
+COUPLING_GRADIENT = "coupling_gradient"
 
 
-def finite_parts(losses: JointLosses, norms: Sequence[Tensor], frozen: Tensor) -> Tensor:
+def finite_parts(losses: JointLosses, norms: Tensor, frozen: Tensor) -> Tensor:
     """What was finite in a minibatch, bool [m + 1]: each module, and last the couplings.
 
     A number that is not finite spreads through a coupling to everybody's gradients. Only the source is marked: modules
@@ -38,12 +39,12 @@ def finite_parts(losses: JointLosses, norms: Sequence[Tensor], frozen: Tensor) -
 
     Args:
         losses: of the minibatch.
-        norms: [m] global gradient norms of each pass.
+        norms: [passes, m] global gradient norms.
         frozen: bool [m]; a frozen module's loss stops nobody, unless it reaches a coupling.
     """
     coupling = ~torch.isfinite(losses.coupling)
     loss = ~torch.isfinite(losses.actor + losses.critic) & (~frozen | coupling)
-    gradient = torch.stack([~torch.isfinite(norm) for norm in norms]).any(0)
+    gradient = ~torch.isfinite(norms).all(0)
     coupling = coupling & ~loss.any()
     gradient = gradient & ~loss.any() & ~coupling
     return ~torch.cat([loss | gradient, coupling.view(1)])
@@ -71,16 +72,20 @@ class UpdateTotals:
         module_ids: in the order of the modules.
         couplings: names in the order of the couplings.
         device: of the losses.
+        num_passes: 1, or 2 with a critic optimizer.
     """
 
-    def __init__(self, module_ids: list[ModuleID], couplings: list[str], device: torch.device | str) -> None:
+    def __init__(
+        self, module_ids: list[ModuleID], couplings: list[str], device: torch.device | str, num_passes: int = 1
+    ) -> None:
         self._module_ids = module_ids
         self._couplings = couplings
         m = len(module_ids)
-        self._statistics = torch.zeros(len(STATISTICS) + 3, m, device=device)
+        self._names = [*STATISTICS, TOTAL_LOSS, *GRADIENT_NORMS[:num_passes]]
+        self._statistics = torch.zeros(len(self._names) + 1, m, device=device)
         self._shared = torch.zeros(len(couplings) + 3, device=device)
         self._non_finite = torch.zeros(m + 1, device=device)
-        self._minibatches = 0
+        self.num_minibatches = 0
         self._rows = 0
 
     @torch.no_grad()
@@ -95,13 +100,13 @@ class UpdateTotals:
     ) -> None:
         """Takes in one minibatch; one that was skipped is only counted."""
         total = losses.actor + losses.critic
-        statistics = torch.cat([losses.statistics, torch.stack([total, norms, losses.counts])])
+        statistics = torch.cat([losses.statistics, total[None], norms, losses.counts[None]])
         one = torch.ones((), device=statistics.device)
         shared = torch.cat([losses.couplings, torch.stack([losses.coupling, objective, one])])
         self._statistics += statistics.where(everything_finite, 0.0)
         self._shared += shared.where(everything_finite, 0.0)
         self._non_finite += ~finite
-        self._minibatches += 1
+        self.num_minibatches += 1
         self._rows += num_rows
 
     def summary(self) -> UpdateSummary:
@@ -109,18 +114,18 @@ class UpdateTotals:
         shared = self._shared.tolist()
         taken = int(shared[-1])
         mean = (self._statistics / max(taken, 1)).T.tolist()
-        names = [*STATISTICS, TOTAL_LOSS, GRADIENT_NORM]
         sources = [*(f"module {m!r}" for m in self._module_ids), f"cross-agent losses {self._couplings}"]
         nowhere = [int(n) for n in self._non_finite.tolist()]
         return UpdateSummary(
             modules={
-                m: dict(zip(names, values, strict=False)) for m, values in zip(self._module_ids, mean, strict=True)
+                m: dict(zip(self._names, values, strict=False))
+                for m, values in zip(self._module_ids, mean, strict=True)
             },
             couplings={name: value / max(taken, 1) for name, value in zip(self._couplings, shared, strict=False)},
             coupling_total=shared[-3] / max(taken, 1),
             total_loss=shared[-2] / max(taken, 1),
-            num_minibatches=self._minibatches,
-            num_non_finite=self._minibatches - taken,
+            num_minibatches=self.num_minibatches,
+            num_non_finite=self.num_minibatches - taken,
             non_finite={name: n for name, n in zip(sources, nowhere, strict=True) if n},
             rows_trained=self._rows,
             module_rows_trained={
@@ -137,10 +142,12 @@ def log_update(
     entropy_coeffs: Mapping[ModuleID, float],
     coupling_coeffs: Mapping[str, float],
     value_normalizers: Mapping[ModuleID, RunningMoments],
+    coupling_gradients: Mapping[str, Mapping[ModuleID, Mapping[str, float]]],
 ) -> None:
     """Writes an update into RLlib's `MetricsLogger`, under RLlib's names where it has one.
 
-    Per module: the statistics, `total_loss`, the gradient norm before clipping, step counts. Under `ALL_MODULES`:
+    Per module: the statistics, `total_loss`, the gradient norms before clipping, step counts, and for each coupling
+    `coupling_gradient/<name>` as `coupling_gradients` has it. Under `ALL_MODULES`:
     `total_loss` (with `critic_lr`: the actors' sum plus the couplings), `num_minibatch_steps`,
     `cross_agent_loss/<name>` before its coefficient, `cross_agent_loss/total` after it, `cross_agent_coeff/<name>`.
     """
@@ -165,6 +172,8 @@ def log_update(
                 key=module_id,
                 window=1,
             )
+        for name, modules in coupling_gradients.items():
+            logger.log_dict(dict(modules[module_id]), key=(module_id, COUPLING_GRADIENT, name), window=1)
         logger.log_value((module_id, NUM_MODULE_STEPS_TRAINED), steps, reduce="sum")
         logger.log_value((module_id, NUM_MODULE_STEPS_TRAINED_LIFETIME), steps, reduce="lifetime_sum")
     shared: dict[str, Any] = {NUM_MINIBATCH_STEPS: taken}

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.adam import adam
 
 from thrust_rllib import functional as F
 from thrust_rllib.joint_batch import ModuleID
@@ -30,60 +33,151 @@ class OptimizerPass:
         grad_clip_by: str,
         device: torch.device | str,
     ) -> None:
-        self._optimizers = optimizers
-        self._grad_clip = grad_clip
-        self._grad_clip_by = grad_clip_by
-        self._zero = torch.zeros((), device=device)
-        self._params = {
-            m: [p for group in optimizer.param_groups for p in group["params"]] if trained[m] else []
-            for m, optimizer in optimizers.items()
-        }
-        self._all_params = [p for params in self._params.values() for p in params]
-        self._grads: dict[ModuleID, list[Tensor | None]] = {}
+        self._params: list[Tensor] = []
+        modules: list[int] = []
+        self._slices: dict[ModuleID, slice] = {}
+        for index, (module_id, optimizer) in enumerate(optimizers.items()):
+            mine = [p for group in optimizer.param_groups for p in group["params"]] if trained[module_id] else []
+            self._slices[module_id] = slice(len(self._params), len(self._params) + len(mine))
+            self._params += mine
+            modules += [index] * len(mine)
+        self._module_of = torch.tensor(modules, dtype=torch.long, device=device)
+        self._clip_by = grad_clip_by
+        self._limits = {m: grad_clip[m] for m in optimizers}
+        norms = [
+            math.inf if limit is None or grad_clip_by != "global_norm" else limit for limit in self._limits.values()
+        ]
+        self._max_norms = torch.tensor(norms, dtype=torch.float32, device=device)
+        self._steps = _steps(optimizers, self._slices)
+        self._grads: list[Tensor | None] = []
 
     def compute_gradients(self, objective: Tensor, retain_graph: bool) -> None:
         """Gradients of `objective` for all trained modules' parameters; one outside its graph has none."""
-        flat: tuple[Tensor | None, ...]
-        if self._all_params and objective.requires_grad:
-            flat = torch.autograd.grad(objective, self._all_params, retain_graph=retain_graph, allow_unused=True)
+        if self._params and objective.requires_grad:
+            self._grads = list(
+                torch.autograd.grad(objective, self._params, retain_graph=retain_graph, allow_unused=True)
+            )
         else:
-            flat = (None,) * len(self._all_params)
-        self._grads, start = {}, 0
-        for module_id, params in self._params.items():
-            self._grads[module_id] = list(flat[start : start + len(params)])
-            start += len(params)
+            self._grads = [None] * len(self._params)
+
+    def params(self) -> dict[ModuleID, list[Tensor]]:
+        """Each module's parameters; none of a frozen module."""
+        return {module_id: self._params[mine] for module_id, mine in self._slices.items()}
+
+    def gradients(self) -> dict[ModuleID, list[Tensor | None]]:
+        """Of each module's parameters; none of a frozen module."""
+        return {module_id: self._grads[mine] for module_id, mine in self._slices.items()}
 
     def clip(self) -> Tensor:
         """Clips each module's gradients on their own; returns their global norms before that, [m] (0 if frozen)."""
-        norms = []
-        for module_id, grads in self._grads.items():
-            limit = self._grad_clip[module_id]
-            present = [g for g in grads if g is not None]
-            if not present:
-                norms.append(self._zero)
-            elif limit is not None and self._grad_clip_by == "global_norm":
-                norms.append(F.clip_by_global_norm_(present, limit))
-            else:
-                norms.append(F.global_norm(present))
-                if limit is not None:
-                    clip = F.clip_by_value_ if self._grad_clip_by == "value" else F.clip_by_norm_
-                    clip(present, limit)
-        return torch.stack(norms)
+        norms = F.clip_by_global_norms_(self._grads, self._module_of, self._max_norms)
+        if self._clip_by != "global_norm":
+            clip = F.clip_by_value_ if self._clip_by == "value" else F.clip_by_norm_
+            for module_id, grads in self.gradients().items():
+                if (limit := self._limits[module_id]) is not None:
+                    clip(grads, limit)
+        return norms
 
     def step(self, finite: Tensor) -> None:
         """Steps every trained module's optimizer, unless `finite` (a bool scalar) is false: then nobody moves."""
         skip = (~finite).float()
-        for module_id, params in self._params.items():
-            if not params:
-                continue
-            optimizer = self._optimizers[module_id]
-            for param, grad in zip(params, self._grads[module_id], strict=True):
-                param.grad = grad
-            if optimizer.defaults.get("fused"):
-                # torch's own switch (its gradient scaler uses it): the kernel reads the flag, the host never waits.
-                optimizer.found_inf = skip  # type: ignore[attr-defined]
-                optimizer.step()
-            elif bool(finite):
-                optimizer.step()
-            for param in params:
-                param.grad = None
+        for step in self._steps:
+            step(self._grads, skip)
+
+
+class _AdamStep:
+    """One call of torch's fused Adam kernel for all modules whose optimizers have the same numbers.
+
+    Each optimizer keeps its own state and rate, and saves and restores them; what this spares is the work around the
+    kernel, which for a small network takes longer than the kernel.
+    """
+
+    def __init__(self, numbers: Mapping[str, Any]) -> None:
+        self._numbers = numbers
+        self._optimizers: list[torch.optim.Optimizer] = []
+        self._where: list[int] = []
+        self._params: list[Tensor] = []
+
+    def take(self, optimizer: torch.optim.Optimizer, params: Sequence[Tensor], start: int) -> None:
+        """Adds a module, whose parameters begin at `start` in the list of all."""
+        self._optimizers += [optimizer] * len(params)
+        self._where += range(start, start + len(params))
+        self._params += params
+
+    def __call__(self, grads: Sequence[Tensor | None], skip: Tensor) -> None:
+        present, taken = [], []
+        for i, where in enumerate(self._where):
+            if (grad := grads[where]) is not None:
+                present.append(i)
+                taken.append(grad)
+        if not present:
+            return
+        states = [self._state(i) for i in present]
+        adam(
+            [self._params[i] for i in present],
+            taken,
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [],
+            [state["step"] for state in states],
+            fused=True,
+            # The kernel reads the flag, the host never waits (torch's gradient scaler skips steps by it).
+            found_inf=skip,
+            **self._numbers,
+        )
+
+    def _state(self, i: int) -> dict[str, Tensor]:
+        param = self._params[i]
+        state = self._optimizers[i].state[param]
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32, device=param.device)
+            state["exp_avg"] = torch.zeros_like(param, memory_format=torch.preserve_format)
+            state["exp_avg_sq"] = torch.zeros_like(param, memory_format=torch.preserve_format)
+        return state
+
+
+class _OwnStep:
+    """The step of an optimizer of another kind, by its own method."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, params: Sequence[Tensor], start: int) -> None:
+        self._optimizer = optimizer
+        self._params = list(params)
+        self._mine = slice(start, start + len(self._params))
+
+    def __call__(self, grads: Sequence[Tensor | None], skip: Tensor) -> None:
+        for param, grad in zip(self._params, grads[self._mine], strict=True):
+            param.grad = grad
+        if not bool(skip):
+            self._optimizer.step()
+        for param in self._params:
+            param.grad = None
+
+
+def _steps(optimizers: Mapping[ModuleID, torch.optim.Optimizer], slices: Mapping[ModuleID, slice]) -> list[Any]:
+    together: dict[tuple[Any, ...], _AdamStep] = {}
+    alone = []
+    for module_id, optimizer in optimizers.items():
+        start = slices[module_id].start
+        params = [p for group in optimizer.param_groups for p in group["params"]]
+        if slices[module_id].stop == start:
+            continue
+        if not _is_plain_adam(optimizer):
+            alone.append(_OwnStep(optimizer, params, start))
+            continue
+        for group in optimizer.param_groups:
+            numbers = {name: group[name] for name in ("lr", "eps", "weight_decay", "amsgrad", "maximize")}
+            numbers["beta1"], numbers["beta2"] = group["betas"]
+            step = together.setdefault(tuple(numbers.values()), _AdamStep(numbers))
+            step.take(optimizer, group["params"], start)
+            start += len(group["params"])
+    return [*together.values(), *alone]
+
+
+def _is_plain_adam(optimizer: torch.optim.Optimizer) -> bool:
+    return (
+        type(optimizer) is torch.optim.Adam
+        and all(group["fused"] and not group["amsgrad"] for group in optimizer.param_groups)
+        and not any(isinstance(group["lr"], Tensor) for group in optimizer.param_groups)
+        and not optimizer._optimizer_step_pre_hooks
+        and not optimizer._optimizer_step_post_hooks
+    )

@@ -67,7 +67,9 @@ def gradients(monkeypatch):
     clip = OptimizerPass.clip
 
     def spy(self):
-        seen.append({m: [None if g is None else g.clone().numpy() for g in grads] for m, grads in self._grads.items()})
+        seen.append(
+            {m: [None if g is None else g.clone().numpy() for g in grads] for m, grads in self.gradients().items()}
+        )
         return clip(self)
 
     monkeypatch.setattr(OptimizerPass, "clip", spy)

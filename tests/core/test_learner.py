@@ -13,6 +13,7 @@ from ray.rllib.core.rl_module.apis import ValueFunctionAPI
 from ray.rllib.core.rl_module.multi_rl_module import MultiRLModuleSpec
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.core.rl_module.torch.torch_rl_module import TorchRLModule
+from ray.tune.utils import flatten_dict
 
 from tests.support import (
     box,
@@ -39,6 +40,66 @@ def batch_for(config, steps=64):
 def trained(config, updates=1, **options):
     learner, batch = make_learner(config), batch_for(config)
     return learner, [update(learner, batch, **options) for _ in range(updates)]
+
+
+# --------------------------------------------------------------------------------------------- compiled
+
+
+# Torch's compiler looks at .grad of intermediate tensors where it breaks a graph, and looks through caches.
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`-wrapped function:UserWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+def test_a_compiled_update_equals_the_plain_one(monkeypatch):
+    def config(**options):
+        coupled = tiny_config(cross_agent_losses={"redundancy": RedundancyPenalty()}, critic_lr=1e-3)
+        return coupled.framework(**options)
+
+    seen = {}
+    compile_function = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f, **given: seen.update(given) or compile_function(f, **given))
+    plain, _ = trained(config())
+    assert not seen
+    compiled, _ = trained(config(torch_compile_learner=True, torch_compile_learner_dynamo_backend="eager"))
+    assert seen == {"backend": "eager", "mode": None}
+    assert largest_difference(parameters(plain), parameters(compiled)) < 1e-6
+    assert largest_difference(parameters(plain), parameters(make_learner(config()))) > 1e-4
+
+
+# --------------------------------------------------------------------------------------------- coupling gradients
+
+
+def pulls(result, module, name):
+    return {key.rsplit("/", 1)[-1]: v for key, v in flatten_dict(result[module]).items() if f"gradient/{name}/" in key}
+
+
+def test_the_couplings_gradients_are_reported_every_so_many_updates():
+    losses = {"plain": RedundancyPenalty(), "none": lambda *_: None}
+    options = {"cross_agent_losses": losses, "cross_agent_coeffs": {"plain": 10.0}, "coupling_gradient_interval": 2}
+    _, results = trained(tiny_config(**options), updates=3)
+    first, second, third = (pulls(result, "agent_0", "plain") for result in results)
+    assert first == second != third
+    assert first["norm"] > 0 and first["norm_ratio"] > 0 and -1 <= first["cosine"] <= 1
+    assert pulls(results[0], "agent_0", "none") == {"norm": 0.0, "norm_ratio": 0.0, "cosine": 0.0}
+    options["cross_agent_coeffs"] = {"plain": 20.0}
+    _, (doubled,) = trained(tiny_config(**options))
+    assert pulls(doubled, "agent_0", "plain")["norm"] == pytest.approx(2 * first["norm"], rel=1e-5)
+    assert pulls(doubled, "agent_0", "plain")["cosine"] == pytest.approx(first["cosine"], abs=1e-5)
+
+
+def test_looking_at_the_couplings_gradients_moves_nothing():
+    def after(interval):
+        options = {"cross_agent_losses": {"r": RedundancyPenalty()}, "coupling_gradient_interval": interval}
+        learner, results = trained(tiny_config(**options), updates=2)
+        return parameters(learner), pulls(results[-1], "agent_0", "r")
+
+    with_report, without = after(1), after(0)
+    assert with_report[1] and not without[1]
+    assert largest_difference(with_report[0], without[0]) == 0.0
+
+
+def test_a_frozen_modules_share_of_a_coupling_is_nothing():
+    options = {"cross_agent_losses": {"r": RedundancyPenalty()}, "trained": ["agent_0"]}
+    _, (result,) = trained(tiny_config(**options))
+    assert set(pulls(result, "agent_1", "r").values()) == {0.0} and pulls(result, "agent_0", "r")["norm"] > 0
 
 
 # --------------------------------------------------------------------------------------------- modules
@@ -336,7 +397,7 @@ def test_a_minibatch_with_a_nan_moves_nobody_and_is_counted(monkeypatch, caplog,
     shared = snapshots[3]["__all_modules__"]
     assert shared["num_non_finite_minibatches"] == 1 and shared["num_minibatch_steps"] == 7
     assert snapshots[0]["__all_modules__"]["num_non_finite_minibatches"] == 0
-    assert all(np.isfinite(v) for v in snapshots[3]["agent_0"].values())
+    assert all(np.isfinite(v) for v in flatten_dict(snapshots[3]["agent_0"]).values())
     assert again["__all_modules__"]["num_non_finite_minibatches"] == 0
     warnings = [r.getMessage() for r in caplog.records if "not finite" in r.getMessage()]
     assert len(warnings) == 1 and "'agent_0'" in warnings[0] and "1 of 8" in warnings[0]
