@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from typing import Any
 
 import ray
@@ -29,6 +30,8 @@ from thrust_rllib.envs.registry import make_joint_env
 logger = logging.getLogger(__name__)
 
 MAX_EMPTY_ITERATIONS = 3
+RESTART_PAUSE_S = 1.0
+"""A new process with torch and RLlib is up after some seconds."""
 
 
 class JointPPO(PPO):
@@ -81,6 +84,10 @@ class JointPPO(PPO):
 
     def _tell_nothing_came(self) -> None:
         """Warns when no runner answered, and ends the run when that happens again and again."""
+        group = self.env_runner_group
+        if group.num_remote_workers() > 0 and group.num_healthy_remote_workers() == 0:
+            self._wait_for_restarts(group.num_remote_workers())
+            return
         message = (
             f"no runner answered within sample_timeout_s={self.config.sample_timeout_s} seconds "
             f"({self._empty_iterations} iterations running). If environment or network are slow, raise "
@@ -90,6 +97,19 @@ class JointPPO(PPO):
         if self._empty_iterations >= MAX_EMPTY_ITERATIONS:
             raise RuntimeError(message)
         logger.warning(message)
+
+    def _wait_for_restarts(self, num_runners: int) -> None:
+        """Leaves Ray some time for new processes; RLlib looks for them before the next iteration."""
+        allowed = self.config.num_consecutive_env_runner_failures_tolerance
+        message = (
+            f"none of the {num_runners} runners is alive ({self._empty_iterations} iterations running, "
+            f"num_consecutive_env_runner_failures_tolerance={allowed}, "
+            f"restart_failed_env_runners={self.config.restart_failed_env_runners}); why they died stands in the log"
+        )
+        if not self.config.restart_failed_env_runners or self._empty_iterations > allowed:
+            raise RuntimeError(message)
+        logger.warning(message)
+        time.sleep(RESTART_PAUSE_S)
 
     def _sample(self) -> list[Any]:
         """Rollouts of at least `total_train_batch_size` steps: lists of batches, or references to them."""
@@ -137,6 +157,13 @@ class JointPPO(PPO):
         else:
             state = self.env_to_module_connector.get_state()
         group.foreach_env_runner(lambda runner: runner.set_state({name: state}))
+
+    @override(Algorithm)
+    def _evaluate_on_local_env_runner(self, env_runner: Any) -> Any:
+        """Resets the environments first where the configuration says so; RLlib asks that of remote runners only."""
+        if env_runner.config.in_evaluation and self.config.evaluation_force_reset_envs_before_iteration:
+            env_runner._needs_initial_reset = True
+        return super()._evaluate_on_local_env_runner(env_runner)
 
     @override(Algorithm)
     def restore_from_path(self, path: Any, *args: Any, **kwargs: Any) -> None:

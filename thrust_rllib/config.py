@@ -34,14 +34,16 @@ from thrust_rllib.learner import JointPPOLearner
 from thrust_rllib.learner_group import JointLearnerGroup
 from thrust_rllib.options import checks_keywords
 from thrust_rllib.rl_modules.mlp import MLPModule
-from thrust_rllib.sampling.module_agents import agents_of_modules
+from thrust_rllib.sampling.agent_groups import agent_groups
 from thrust_rllib.teams import AgentToModule, Team, is_team, mapped_table, team_table
+from thrust_rllib.unserved_options import refuse_swallowed
 
 logger = logging.getLogger(__name__)
 
 SECTIONS = (
     "environment", "env_runners", "learners", "training", "multi_agent", "rl_module", "evaluation", "callbacks",
-    "checkpointing", "debugging", "fault_tolerance", "framework", "reporting", "resources",
+    "checkpointing", "debugging", "fault_tolerance", "framework", "reporting", "resources", "offline_data",
+    "python_environment", "api_stack", "experimental",
 )  # fmt: skip
 
 
@@ -58,6 +60,7 @@ class JointPPOConfig(PPOConfig):
     | `max_minibatches_per_epoch` | None       | at most so many chunks per epoch (0 counts as 1)                     |
     | `cross_agent_losses`        | {}         | {name: `CrossAgentLoss`}                                             |
     | `cross_agent_coeffs`        | {}         | {name: number or schedule}; 1.0 where a loss has none                |
+    | `coupling_gradient_interval`| 10         | couplings' gradients beside PPO's every so many updates; 0 for never |
     | `standardize_advantages`    | "rollout"  | per agent; "minibatch" per agent, "team" over all agents, False      |
     | `gae_bootstrap`             | "value"    | what follows a truncated or last row; "zero" as the seed             |
     | `value_normalization`       | True       | train the critic on targets of running mean 0 and deviation 1        |
@@ -73,6 +76,7 @@ class JointPPOConfig(PPOConfig):
     """
 
     policies: dict[ModuleID, Any]
+    env_runner_cls: Any
     policy_mapping_fn: Any
 
     def __init__(self, algo_class: type | None = None) -> None:
@@ -88,6 +92,7 @@ class JointPPOConfig(PPOConfig):
         self.value_normalization = True
         self.cross_agent_losses: dict[str, CrossAgentLoss] = {}
         self.cross_agent_coeffs: dict[str, Any] = {}
+        self.coupling_gradient_interval = 10
         self.sampling = "auto"
         self.normalize_observations = False
         self.team: Team | None = "per_agent"
@@ -133,6 +138,7 @@ class JointPPOConfig(PPOConfig):
         max_minibatches_per_epoch: int | None = NotProvided,
         cross_agent_losses: Mapping[str, CrossAgentLoss] = NotProvided,
         cross_agent_coeffs: Mapping[str, Any] = NotProvided,
+        coupling_gradient_interval: int = NotProvided,
         standardize_advantages: str | bool = NotProvided,
         gae_bootstrap: str = NotProvided,
         value_normalization: bool = NotProvided,
@@ -140,6 +146,7 @@ class JointPPOConfig(PPOConfig):
         **kwargs: Any,
     ) -> Self:
         """Sets training options; the new ones are in the class's table, the others are RLlib's."""
+        refuse_swallowed("training", kwargs)
         super().training(**kwargs)
         if cross_agent_losses is not NotProvided:
             cross_agent_losses = dict(cross_agent_losses)
@@ -151,6 +158,7 @@ class JointPPOConfig(PPOConfig):
             max_minibatches_per_epoch=max_minibatches_per_epoch,
             cross_agent_losses=cross_agent_losses,
             cross_agent_coeffs=cross_agent_coeffs,
+            coupling_gradient_interval=coupling_gradient_interval,
             standardize_advantages=standardize_advantages,
             gae_bootstrap=gae_bootstrap,
             value_normalization=value_normalization,
@@ -169,6 +177,7 @@ class JointPPOConfig(PPOConfig):
         self, *, sampling: str = NotProvided, normalize_observations: bool = NotProvided, **kwargs: Any
     ) -> Self:
         """Sets options of the runners; see the class's table."""
+        refuse_swallowed("env_runners", kwargs)
         super().env_runners(**kwargs)
         return self._set(sampling=sampling, normalize_observations=normalize_observations)
 
@@ -243,7 +252,8 @@ class JointPPOConfig(PPOConfig):
                 "this version does not have. Sampling by arrays serves environments whose agents all act at the same "
                 "time, with the connectors and the env runner of this package and callbacks other than on_episode_*."
             )
-        self.env_runner_cls = JointEnvRunner
+        if self.env_runner_cls is None:
+            self.env_runner_cls = JointEnvRunner
         logger.info("sampling by arrays (JointEnvRunner): nothing in the configuration needs episodes")
 
     def _resolve_team(self) -> None:
@@ -260,10 +270,17 @@ class JointPPOConfig(PPOConfig):
                 # function is asked once: the table is the same in every process.
                 self.policies = dict(sorted(self.policies.items()))
                 self.policy_mapping_fn = AgentToModule(table)
-            agents_of_modules(env, table, self.normalize_actions, self.clip_actions)
+            agent_groups(env, table, self.normalize_actions, self.clip_actions)
             check_team(self, table)
         finally:
             env.close()
+
+    def is_trained(self, module_id: ModuleID) -> bool:
+        """Whether `policies_to_train` lets this module learn."""
+        trained = self.policies_to_train
+        if callable(trained):
+            return bool(trained(module_id, None))
+        return trained is None or module_id in trained
 
     def module_for_agent(self, agent_id: AgentID) -> ModuleID:
         """The module that plays `agent_id`."""

@@ -1,4 +1,4 @@
-"""Early errors for options that contradict each other or that this version does not serve."""
+"""Early errors for options that contradict each other; what is not served at all stands in `unserved_options`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ray.rllib.algorithms.ppo import PPOConfig
-from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.rllib.utils import force_list
 from ray.rllib.utils.schedules.scheduler import Scheduler
 from ray.rllib.utils.typing import ModuleID
@@ -15,6 +13,7 @@ from ray.rllib.utils.typing import ModuleID
 from thrust_rllib.envs.joint_env import AgentID
 from thrust_rllib.envs.names import nearest
 from thrust_rllib.learner import JointPPOLearner
+from thrust_rllib.unserved_options import ON_EPISODE, check_served, overridden
 
 if TYPE_CHECKING:
     from thrust_rllib.config import JointPPOConfig
@@ -27,40 +26,11 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "iterate_all_minibatches": (True, False),
     "value_normalization": (True, False),
     "normalize_observations": (True, False),
-}
-
-NOT_SERVED: dict[str, tuple[Any, str]] = {
-    # option: (the value that is served, why the others are not)
-    "use_critic": (True, "the joint trainer always trains a critic"),
-    "use_gae": (True, "advantages are always GAE's; lambda_=1 gives the returns minus the values"),
-    "use_kl_loss": (False, "the loss has no KL term in this version; clip_param bounds the step"),
-    "torch_skip_nan_gradients": (False, "a minibatch with a non-finite loss or gradient is always skipped by everyone"),
-    "torch_compile_learner": (False, "compiling is not served in this version"),
-    "restart_failed_sub_environments": (False, "a failed environment ends the run in this version"),
-    "framework_str": ("torch", "the learner is a torch learner"),
-    "enable_rl_module_and_learner": (True, "only RLlib's new API stack is served"),
-    "enable_env_runner_and_connector_v2": (True, "only RLlib's new API stack is served"),
-    "clip_rewards": (None, "rewards reach the learner as the environment pays them; clip them in the environment"),
-}
-
-UNREAD: dict[str, str] = {
-    # RLlib's options that nothing here reads: another value than RLlib's default is an error. What to do instead:
-    "train_batch_size": "set train_batch_size_per_learner",
-    "model": "set .rl_module(model_config={...})",
-    "optimizer": "override configure_optimizers_for_module in a subclass of JointPPOLearner",
-    "observation_filter": "set .env_runners(normalize_observations=True)",
-    "compress_observations": "arrays are sent as they are",
-    "gym_env_vectorize_mode": "environments are stepped in the runner's process; raise num_env_runners",
-    "remote_worker_envs": "environments are stepped in the runner's process; raise num_env_runners",
-    "observation_space": "the environment declares its spaces",
-    "action_space": "the environment declares its spaces",
-    "render_env": "render the environment yourself, or use thrust_rllib.evaluation",
-    "action_mask_key": "the mask's key is 'action_mask'",
-    "add_default_connectors_to_env_to_module_pipeline": "arrays pass no pipeline",
-    "add_default_connectors_to_module_to_env_pipeline": "arrays pass no pipeline",
-    "add_default_connectors_to_learner_pipeline": "arrays pass no pipeline",
-    "kl_coeff": "the loss has no KL term in this version",
-    "kl_target": "the loss has no KL term in this version",
+    "shuffle_batch_per_epoch": (True, False),
+    "explore": (True, False),
+    "count_steps_by": ("env_steps", "agent_steps"),
+    "merge_env_runner_states": ("training_only", True, False),
+    "evaluation_duration_unit": ("episodes", "timesteps"),
 }
 
 NOT_CALLED = (
@@ -74,8 +44,6 @@ PER_MODULE = (
 )  # fmt: skip
 """What `algorithm_config_overrides_per_module` may set; the rest is read once for the whole team."""
 
-ON_EPISODE = ("on_episode_created", "on_episode_start", "on_episode_step", "on_episode_end")
-
 
 def check_settings(config: JointPPOConfig) -> None:
     """Checks every option that needs no environment.
@@ -88,14 +56,7 @@ def check_settings(config: JointPPOConfig) -> None:
         if not any(value is choice or value == choice and type(value) is type(choice) for choice in choices):
             listed = ", ".join(repr(choice) for choice in choices)
             raise ValueError(f"{name}={value!r}; needed: one of {listed}{nearest(str(value), map(str, choices))}")
-    for name, (served, why) in NOT_SERVED.items():
-        value = getattr(config, name)
-        if value != served and not (served is None and value is False):
-            raise ValueError(f"{name}={value!r} is not served: {why}. Set {name}={served!r}.")
-    defaults = PPOConfig()
-    for name, instead in UNREAD.items():
-        if getattr(config, name) != getattr(defaults, name):
-            raise ValueError(f"{name}={getattr(config, name)!r} would be ignored: {instead}")
+    check_served(config)
     if not issubclass(config.learner_class, JointPPOLearner):
         raise ValueError(
             f"learner_class={config.learner_class.__name__} cannot train on joint rows; derive yours from "
@@ -119,10 +80,48 @@ def check_settings(config: JointPPOConfig) -> None:
         )
     _check_numbers(config)
     _check_couplings(config)
+    if not config.in_evaluation:
+        _check_runners(config)
+        _check_evaluation(config)
     trained = config.policies_to_train
     if trained is not None and not callable(trained) and len(trained) == 0:
         raise ValueError(
             "policies_to_train is empty: nothing would be trained. Name at least one module, or leave it None for all."
+        )
+
+
+def _check_runners(config: JointPPOConfig) -> None:
+    if config.count_steps_by == "agent_steps" and config.min_train_timesteps_per_iteration:
+        raise ValueError(
+            f"min_train_timesteps_per_iteration={config.min_train_timesteps_per_iteration} with "
+            "count_steps_by='agent_steps': RLlib would wait forever for a count of trained agent steps. Set "
+            "min_sample_timesteps_per_iteration, or count_steps_by='env_steps'."
+        )
+    if config.num_consecutive_env_runner_failures_tolerance < 1:
+        raise ValueError(
+            f"num_consecutive_env_runner_failures_tolerance={config.num_consecutive_env_runner_failures_tolerance}; "
+            "needed: 1 or more. To end a run at the first failure set restart_failed_env_runners=False."
+        )
+    synced = config.merge_env_runner_states == "training_only" and config.broadcast_env_runner_states
+    if config.normalize_observations and config.num_env_runners > 0 and not synced:
+        raise ValueError(
+            f"merge_env_runner_states={config.merge_env_runner_states!r} and broadcast_env_runner_states="
+            f"{config.broadcast_env_runner_states!r} with normalize_observations=True: runners, evaluation and "
+            "checkpoints would have other moments of the observations. Set 'training_only' and True."
+        )
+
+
+def _check_evaluation(config: JointPPOConfig) -> None:
+    own = config.evaluation_config
+    if own and not config.evaluation_interval and not config.evaluation_num_env_runners:
+        raise ValueError(
+            "evaluation_config is set, but no evaluation runner would read it: set evaluation_interval (a large one "
+            "where you call evaluate() yourself) or evaluation_num_env_runners"
+        )
+    if isinstance(own, Mapping) and "num_env_runners" in own:
+        raise ValueError(
+            f"evaluation_config has num_env_runners={own['num_env_runners']!r}, which RLlib replaces by "
+            f"evaluation_num_env_runners={config.evaluation_num_env_runners}; set that one"
         )
 
 
@@ -138,6 +137,11 @@ def _check_numbers(config: JointPPOConfig) -> None:
     limit = config.max_minibatches_per_epoch
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
         raise ValueError(f"max_minibatches_per_epoch={limit!r}; needed: None, or a whole number ≥ 0 (0 counts as 1)")
+    interval = config.coupling_gradient_interval
+    if isinstance(interval, bool) or not isinstance(interval, int) or interval < 0:
+        raise ValueError(
+            f"coupling_gradient_interval={interval!r}; needed: a whole number of updates ≥ 1, or 0 for no such metrics"
+        )
     for name in ("value_clip_range", "vf_clip_param", "clip_param"):
         value = getattr(config, name)
         if not _is_number(value) or not value > 0:
@@ -263,6 +267,6 @@ def what_needs_episodes(config: JointPPOConfig) -> list[str]:
         if getattr(config, f"callbacks_{name}") is not None:
             reasons.append(f"the callback {name} is set")
         for cls in force_list(config.callbacks_class):
-            if getattr(cls, name, None) is not getattr(RLlibCallback, name):
+            if overridden(cls, [name]):
                 reasons.append(f"{getattr(cls, '__name__', cls)} overrides {name}")
     return reasons

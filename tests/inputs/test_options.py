@@ -10,7 +10,7 @@ from ray.rllib.env.multi_agent_env_runner import MultiAgentEnvRunner
 
 from tests.support import box, declared_config, discrete, tiny_config
 from thrust_rllib import JointPPO, JointPPOConfig, RedundancyPenalty
-from thrust_rllib.config_checks import NOT_SERVED
+from thrust_rllib.unserved_options import NOT_SERVED
 
 
 @pytest.mark.parametrize(
@@ -202,8 +202,9 @@ def test_values_that_make_no_sense(options, message):
 
 OTHER_VALUES = {
     "use_critic": False, "use_gae": False, "use_kl_loss": True, "torch_skip_nan_gradients": True,
-    "torch_compile_learner": True, "restart_failed_sub_environments": True, "framework_str": "tf2",
+    "restart_failed_sub_environments": True, "framework_str": "tf2",
     "enable_rl_module_and_learner": False, "enable_env_runner_and_connector_v2": False, "clip_rewards": True,
+    "_is_atari": True, "_use_msgpack_checkpoints": True,
 }  # fmt: skip
 
 

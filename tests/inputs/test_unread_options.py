@@ -79,7 +79,11 @@ def test_a_callback_of_the_evaluation_that_would_not_be_called():
         def on_episode_end(self, **kwargs):
             raise AssertionError("never called")
 
-    config = JointPPOConfig().environment("climbing").evaluation(evaluation_config={"callbacks_class": Ends})
+    config = (
+        JointPPOConfig()
+        .environment("climbing")
+        .evaluation(evaluation_interval=1, evaluation_config={"callbacks_class": Ends})
+    )
     config.validate()
     with pytest.raises(ValueError, match="Ends overrides on_episode_end"):
         config.get_evaluation_config_object().validate()
