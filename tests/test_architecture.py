@@ -21,11 +21,11 @@ LAYERS: dict[str, list[str]] = {
     "names": ["options", "teams"],
     "modules and connectors": ["rl_modules.", "connectors."],
     "sampling": ["sampling.", "env_runner"],
-    "losses": ["minibatches", "joint_rows", "joint_losses", "optimizer_pass"],
+    "losses": ["minibatches", "joint_rows", "joint_losses", "optimizer_pass", "coupling_gradients"],
     "learning": ["metrics", "learner_checks", "learner", "learner_group"],
-    "algorithm": ["config_checks", "config", "algorithm", "registration"],
-    "runs": ["recipes", "evaluation"],
-    "command line": ["command_line.", "run_curves", "learning_curves", "report", "cli", "__main__"],
+    "algorithm": ["unserved_options", "config_checks", "config", "algorithm", "registration"],
+    "runs": ["confidence", "recipes", "evaluation", "baselines", "trained_team", "team_features"],
+    "command line": ["command_line.", "reporting.", "report", "cli", "__main__"],
 }  # fmt: skip
 FACADE = "__init__"
 # Imports inside a function, where two files need each other; everything else is imported at the top.

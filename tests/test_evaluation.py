@@ -1,11 +1,20 @@
 """`play_episodes` and the recipe: what is learned at once, and episodes counted as they were played."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
+import torch
+from scipy import stats
 
+from tests.support import make_runner, tiny_config
 from thrust_rllib import JointPPOConfig
-from thrust_rllib.evaluation import play_episodes
+from thrust_rllib.baselines import check_baseline, play_baseline
+from thrust_rllib.envs import calibrate, make_vector_env
+from thrust_rllib.evaluation import TeamPolicy, play_episodes
 from thrust_rllib.recipes import recipe
+from thrust_rllib.sampling.episode_shares import episodes_per_environment
+from thrust_rllib.trained_team import load_team
 
 
 def trained(env, steps):
@@ -84,3 +93,146 @@ def test_other_settings_of_the_environment(untrained):
 def test_no_episode_is_an_error(untrained):
     with pytest.raises(ValueError, match="num_episodes is 0"):
         play_episodes(untrained, 0)
+
+
+@pytest.mark.parametrize("num_episodes, num_envs, shares", [(7, 3, [3, 2, 2]), (2, 4, [1, 1, 0, 0]), (0, 2, [0, 0])])
+def test_shares_are_equal_and_add_up(num_episodes, num_envs, shares):
+    assert episodes_per_environment(num_episodes, num_envs).tolist() == shares
+
+
+def test_means_have_students_intervals(untrained):
+    played = play_episodes(untrained, 12)
+    means = played.means()
+    for found, values in [
+        (means.team_return, played.returns.sum(axis=1)),
+        (means.team_reward_per_step, played.returns.sum(axis=1) / played.lengths),
+        (means.agent_returns["agent_2"], played.returns[:, 2]),
+        (means.length, played.lengths),
+    ]:
+        assert found.mean == pytest.approx(values.mean())
+        half = stats.t.ppf(0.975, 11) * values.std(ddof=1) / np.sqrt(12)
+        assert found.half_width == pytest.approx(half)
+
+
+def team(env, **options):
+    """What `play_episodes` needs, without an algorithm; networks of random weights."""
+    config = tiny_config(env, **options)
+    return SimpleNamespace(config=config, env_runner=make_runner(config))
+
+
+@pytest.mark.parametrize("policies", ["per_agent", "shared"])
+@pytest.mark.parametrize("explore", [False, True])
+def test_random_agents_are_uniform_and_the_others_unchanged(policies, explore):
+    mine = team("debug/random_observations", policies=policies)
+    generator = torch.Generator().manual_seed(0)
+    for parameter in (p for _, module in mine.env_runner.module.items() for p in module.parameters()):
+        parameter.data += torch.rand(parameter.shape, generator=generator)  # first weights are nearly uniform
+    env = make_vector_env("debug/random_observations", {}, 300)
+    observations = env.reset_joint(range(300))
+    with_random, without, again = (
+        TeamPolicy(mine, env, seed=5, explore=explore, random_agents=random)
+        for random in (["agent_1"], [], ["agent_1"])
+    )
+    drawn = []
+    for _ in range(10):
+        actions, unchanged = with_random(observations), without(observations)
+        np.testing.assert_array_equal(actions[[0, 2]], unchanged[[0, 2]])
+        assert (actions[1] != unchanged[1]).any()
+        np.testing.assert_array_equal(actions, again(observations))
+        drawn.append(actions[1])
+    counts = np.bincount(np.concatenate(drawn), minlength=env.action_spaces["agent_1"].n)
+    assert stats.chisquare(counts).pvalue > 1e-3
+    of_policy = np.bincount(np.concatenate([without(observations)[1] for _ in range(10)]), minlength=len(counts))
+    assert stats.chisquare(of_policy).pvalue < 1e-6  # the test can fail: the policy is not uniform
+
+
+def test_random_agents_take_only_what_is_allowed():
+    mine = team("debug/masked_actions")
+    env = make_vector_env("debug/masked_actions", {}, 50)
+    observations = env.reset_joint(range(50))
+    agents = list(env.possible_agents)
+    policy = TeamPolicy(mine, env, random_agents=agents)
+    seen = {agent: np.zeros(env.action_spaces[agent].n, bool) for agent in agents}
+    for _ in range(20):
+        actions = policy(observations)
+        for agent in agents:
+            assert observations[agent]["action_mask"][np.arange(50), actions[agent]].all()
+            seen[agent][actions[agent]] = True
+        observations = env.step_joint(actions).observations
+    assert any(taken.all() for taken in seen.values())
+
+
+def test_a_random_partner_costs_what_the_matrix_says():
+    mine = team("climbing")
+    env = make_vector_env("climbing", {}, 1)
+    row = int(TeamPolicy(mine, env)(env.reset_joint([0]))[0, 0])
+    payoffs = np.array([[11, -30, 0], [-30, 7, 0], [0, 6, 5]])
+    for random, expected in [(["agent_1"], payoffs[row].mean()), (env.possible_agents, payoffs.mean())]:
+        played = play_episodes(mine, 400, random_agents=random)
+        per_step = played.returns[:, 0] / played.lengths
+        assert abs(per_step.mean() - expected) < 4 * per_step.std() / 20, random
+        assert per_step.std() > 0
+    assert play_episodes(mine, 4).returns.std() == 0
+
+
+def test_unknown_random_agents_are_errors(untrained):
+    with pytest.raises(ValueError, match="'agent_9', which the environment does not have; did you mean 'agent_"):
+        play_episodes(untrained, 1, random_agents=["agent_9"])
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"num_agents": 3}, "the team was trained as"),
+        ({"num_houses": 6}, "Choose settings of the environment that keep the spaces"),
+        ({"raw_observations": True}, "Choose settings of the environment that keep the spaces"),
+    ],
+)
+def test_an_environment_that_does_not_fit_the_networks_is_an_early_error(untrained, settings, message):
+    with pytest.raises(ValueError, match=message):
+        play_episodes(untrained, 1, env_config=settings)
+
+
+def test_baselines_are_those_of_the_calibration():
+    mine = team("bucket_brigade", env_config={"scenario": "minimal_specialization"})
+    scores = {}
+    for name in ("random", "specialist"):
+        played = play_baseline(mine, name, 600, seed=1)
+        reference = calibrate("minimal_specialization", name, episodes=1000)
+        error = np.hypot(reference.standard_error, played.means().team_reward_per_step.standard_error)
+        scores[name] = played.team_reward_per_step.mean()
+        assert abs(scores[name] - reference.mean) < 4 * error
+    assert scores["specialist"] > scores["random"] + 30
+
+
+def test_baselines_that_do_not_exist_are_errors():
+    with pytest.raises(ValueError, match="no specialist is known for the environment 'climbing'; there is one for"):
+        play_baseline(team("climbing"), "specialist", 1)
+    with pytest.raises(ValueError, match="baseline 'best' is unknown"):
+        check_baseline(team("climbing"), "best", {})
+
+
+@pytest.mark.parametrize("policies", ["per_agent", "shared"])
+def test_a_team_from_a_checkpoint_plays_as_the_algorithm(ray_session, tmp_path, policies):
+    config = recipe(JointPPOConfig().environment("bucket_brigade"))
+    config.training(train_batch_size_per_learner=256, minibatch_size=64, num_epochs=1)
+    algo = config.multi_agent(policies=policies).debugging(seed=0).build_algo()
+    for _ in range(2):
+        algo.train()
+    played = play_episodes(algo, 6, explore=True)
+    algo.save_to_path(str(tmp_path))
+    algo.train()
+    later = play_episodes(algo, 6, explore=True)
+    algo.stop()
+    loaded = load_team(tmp_path)
+    assert loaded.iteration == 2 and loaded.config.normalize_observations
+    np.testing.assert_array_equal(play_episodes(loaded, 6, explore=True).returns, played.returns)
+    assert (later.returns != played.returns).any()
+
+
+def test_what_is_no_checkpoint_is_an_error(tmp_path):
+    with pytest.raises(ValueError, match="is no checkpoint of an algorithm"):
+        load_team(tmp_path)
+    (tmp_path / "rllib_checkpoint.json").write_text("{}")
+    with pytest.raises(ValueError, match="cannot be read: FileNotFoundError"):
+        load_team(tmp_path)

@@ -33,7 +33,7 @@ from ray.rllib.utils.schedules.scheduler import Scheduler
 
 from tests.support import make_learner, make_runner, tiny_config, update
 from thrust_rllib import JointEnvRunner, JointLearnerGroup
-from thrust_rllib.config_checks import NOT_SERVED, ON_EPISODE
+from thrust_rllib.unserved_options import NOT_SERVED, ON_EPISODE
 
 
 def source(thing) -> str:

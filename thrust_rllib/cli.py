@@ -31,6 +31,13 @@ class Policies(str, enum.Enum):
     shared = "shared"
 
 
+class Baseline(str, enum.Enum):
+    """What a team is compared with."""
+
+    random = "random"
+    specialist = "specialist"
+
+
 def _print_version(asked: bool) -> None:
     if asked:
         print(f"thrust_rllib {__version__}")
@@ -52,6 +59,31 @@ def envs() -> None:
     from thrust_rllib.command_line.messages import print_envs
 
     print_envs(Console())
+
+
+@app.command(
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True, "allow_interspersed_args": False}
+)
+def bench(
+    context: typer.Context,
+    name: Annotated[str | None, typer.Argument(help="Without a name they are listed.", show_default=False)] = None,
+) -> None:
+    """Run a benchmark of the repository. Options after its name are its own: `thrust-rllib bench floor --rounds 9`.
+
+    It runs in a process of its own; Ctrl-C ends it. Exit code: the benchmark's, 2 for wrong usage.
+    """
+    from thrust_rllib.command_line.bench import print_benchmarks, run_benchmark
+    from thrust_rllib.command_line.messages import print_error
+
+    try:
+        if name is None:
+            print_benchmarks(Console())
+            return
+        code = run_benchmark(name, context.args[context.args[:1] == ["--"] :])
+    except ValueError as error:
+        print_error(error)
+        raise typer.Exit(2) from None
+    raise typer.Exit(code)
 
 
 def _option(panel: str, help: str, *names: str, metavar: str | None = None, **settings: Any) -> Any:
@@ -141,3 +173,68 @@ def train(
         checkpoint_every=checkpoint_every, eval_episodes=eval_episodes, live=live, traceback=traceback,
     )  # fmt: skip
     raise typer.Exit(run(options))
+
+
+_PLAY, _COMPARE = "What is played", "What is compared"
+
+
+@app.command()
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="A run folder (its latest checkpoint), or a checkpoint.")],
+    episodes: Annotated[int, _count(_PLAY, "Episodes.", min=1)] = 100,
+    seed: Annotated[int, _count(_PLAY, "Of environments and sampled actions.", min=0)] = 0,
+    sample: Annotated[
+        bool, _option(_PLAY, "Sample actions, or take the most likely ones.", "--sample/--greedy")
+    ] = False,
+    env_config: Annotated[
+        _Texts, _option(_PLAY, "Change a setting of the environment; repeatable.", "--env-config", "-e", metavar=_PAIR)
+    ] = None,
+    baseline: Annotated[
+        list[Baseline] | None,
+        _option(_COMPARE, "Also play this in the same environments; repeatable. Specialist: bucket_brigade only."),
+    ] = None,
+    render: Annotated[
+        Path | None, _option(_OUT, "Draw one episode into a new animated GIF.", metavar="FILE.gif")
+    ] = None,
+    output: Annotated[
+        Path | None, _option(_OUT, "Write all numbers into a new file.", "--output", "-o", metavar="FILE.json")
+    ] = None,
+    traceback: Annotated[bool, _option(_OUT, "Show Python's traceback of an error.", "--traceback")] = False,
+) -> None:
+    """Play episodes with a trained team: means with 95 % intervals, for the team and each agent.
+
+    Intervals are Student's t over episodes. With both baselines the gap closed is printed, too.
+
+    Exit code: 0 finished, 1 failed while playing, 2 wrong usage, 130 stopped by Ctrl-C.
+    """
+    from thrust_rllib.command_line.evaluate import EvaluateOptions
+    from thrust_rllib.command_line.evaluate import run as evaluate_run
+
+    options = EvaluateOptions(
+        path=run, episodes=episodes, seed=seed, sample=sample, baselines=[b.value for b in baseline or ()],
+        render=render, env_config=env_config or (), output=output, traceback=traceback,
+    )  # fmt: skip
+    raise typer.Exit(evaluate_run(options))
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, e.g. runs/*.", metavar="RUN")],
+    output: Annotated[
+        Path | None,
+        _option(_OUT, "Default: report/ of a single run, else report-<time> here.", "--output", "-o", metavar="FOLDER"),
+    ] = None,
+    label: Annotated[
+        _Texts, _option(_OUT, "Name of a group, in their order; repeatable.", "--label", metavar="NAME")
+    ] = None,
+) -> None:
+    """Compare runs: learning curves, final numbers, feature correlation, in one report.html and as PNGs.
+
+    Runs whose config.json differs in the seed only are one group: its mean with a band. Groups are compared and named
+    after the settings in which they differ.
+
+    Exit code: 0 written, 1 the files could not be written, 2 wrong usage, such as a folder that is no run.
+    """
+    from thrust_rllib.command_line.report import run
+
+    raise typer.Exit(run(runs, output, label or ()))

@@ -6,19 +6,22 @@ step needs every episode's return *and* length.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from thrust_rllib.connectors.observation_normalizer import ObservationNormalizer
+from thrust_rllib.confidence import MeanInterval, mean_interval
 from thrust_rllib.envs.joint_env import AgentID, VectorJointEnv, episode_over, per_agent_flags
+from thrust_rllib.envs.names import nearest
 from thrust_rllib.envs.registry import make_vector_env
 from thrust_rllib.sampling.acting import TeamActor
-from thrust_rllib.sampling.module_agents import agents_of_modules, env_actions
+from thrust_rllib.sampling.agent_groups import AgentGroup, agent_groups, env_actions
+from thrust_rllib.sampling.episode_shares import episodes_per_environment
 
 MAX_ENVS = 256
+Policy = Callable[[Any], Any]  # what a `VectorJointEnv` shows -> the actions it takes
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,25 @@ class PlayedEpisodes:
         """[K] each episode's mean per step of the sum over agents. Its mean is not the ratio of the means."""
         return self.team_returns / self.lengths
 
+    def means(self) -> EpisodeMeans:
+        """Means over the episodes with 95 % intervals, by Student's t distribution."""
+        return EpisodeMeans(
+            team_return=mean_interval(self.team_returns),
+            team_reward_per_step=mean_interval(self.team_reward_per_step),
+            agent_returns={agent: mean_interval(self.returns[:, i]) for i, agent in enumerate(self.agents)},
+            length=mean_interval(self.lengths),
+        )
+
+
+@dataclass(frozen=True)
+class EpisodeMeans:
+    """Means over episodes; the names are those of `PlayedEpisodes`."""
+
+    team_return: MeanInterval
+    team_reward_per_step: MeanInterval
+    agent_returns: dict[AgentID, MeanInterval]
+    length: MeanInterval
+
 
 def play_episodes(
     algo: Any,
@@ -55,6 +77,7 @@ def play_episodes(
     explore: bool = False,
     num_envs: int | None = None,
     env_config: Mapping[str, Any] | None = None,
+    random_agents: Collection[AgentID] = (),
 ) -> PlayedEpisodes:
     """Plays episodes with the current weights, in this process and in environments of its own.
 
@@ -62,45 +85,51 @@ def play_episodes(
     normalised with the algorithm's moments, which stay as they are.
 
     Args:
-        algo: a `JointPPO`.
+        algo: a `JointPPO`, or what else has its `config` and `env_runner`.
         num_episodes: how many; environment e plays a fixed share, so that short episodes are not favoured.
         seed: of environments and sampled actions.
         explore: sample actions; False takes the distribution's mode.
         num_envs: environments side by side; None takes one per episode, at most `MAX_ENVS`.
         env_config: settings of the environment in place of the algorithm's.
+        random_agents: they act uniformly at random over what is allowed, the others with their policies: how much is
+            lost tells what those agents have learned. Who stays draws the same numbers as without `random_agents`.
 
     Raises:
-        ValueError: no episode, or the algorithm has no local runner.
+        ValueError: no episode, the algorithm has no local runner, an unknown agent, or an environment that does not
+            fit the networks.
     """
-    if num_episodes < 1:
-        raise ValueError(f"num_episodes is {num_episodes}; needed: at least 1")
-    config, runner = algo.config, algo.env_runner
-    if runner is None:
-        raise ValueError("the algorithm has no local env runner; set .env_runners(create_local_env_runner=True)")
-    num_envs = min(num_episodes, num_envs or MAX_ENVS)
-    env = make_vector_env(config.env_spec, dict(config.env_config if env_config is None else env_config), num_envs)
+    num_envs = min(max(num_episodes, 1), num_envs or MAX_ENVS)
+    env = make_vector_env(
+        algo.config.env_spec, dict(algo.config.env_config if env_config is None else env_config), num_envs
+    )
     try:
-        return _play(env, config, runner, num_episodes, seed, explore)
+        policy = TeamPolicy(algo, env, seed=seed, explore=explore, random_agents=random_agents)
+        return play_policy(env, policy, num_episodes, seed=seed)
     finally:
         env.close()
 
 
-def _play(env: VectorJointEnv, config: Any, runner: Any, num_episodes: int, seed: int, explore: bool) -> PlayedEpisodes:
-    names, num_envs = list(env.possible_agents), env.num_envs
-    module_of = {agent: config.module_for_agent(agent) for agent in names}
-    agents = agents_of_modules(env, module_of, config.normalize_actions, config.clip_actions)
-    normalizers = runner._env_to_module[ObservationNormalizer]
-    seeds = np.random.SeedSequence(seed).generate_state(num_envs + 1).tolist()
-    actor = TeamActor(agents, runner.module, normalizers[0] if normalizers else None, runner._device, seed=seeds.pop())
+def play_policy(env: VectorJointEnv, policy: Policy, num_episodes: int, *, seed: int = 0) -> PlayedEpisodes:
+    """Plays episodes with any policy.
 
-    remaining = np.full(num_envs, num_episodes // num_envs)
-    remaining[: num_episodes % num_envs] += 1
+    Args:
+        env: E environments; environment e gets the e-th number of `seed`, whoever plays.
+        policy: from what the environment shows to the actions it takes.
+        num_episodes: how many.
+        seed: of the environments.
+
+    Raises:
+        ValueError: no episode.
+    """
+    if num_episodes < 1:
+        raise ValueError(f"num_episodes is {num_episodes}; needed: at least 1")
+    names, num_envs = list(env.possible_agents), env.num_envs
+    remaining = episodes_per_environment(num_episodes, num_envs)
     running, steps = np.zeros((len(names), num_envs)), np.zeros(num_envs, np.int64)
     played: list[list[tuple[np.ndarray, int]]] = [[] for _ in range(num_envs)]
-    observations = env.reset_joint(seeds)
+    observations = env.reset_joint(_seeds(seed, num_envs)[:-1])
     while remaining.any():
-        acted = actor.act([a.encode(observations) for a in agents], [a.masks(observations) for a in agents], explore)
-        result = env.step_joint(env_actions(agents, [done.actions for done in acted]))
+        result = env.step_joint(policy(observations))
         observations = result.observations
         running += result.rewards
         steps += 1
@@ -116,3 +145,91 @@ def _play(env: VectorJointEnv, config: Any, runner: Any, num_episodes: int, seed
         returns=np.array([returns for returns, _ in episodes]),
         lengths=np.array([length for _, length in episodes]),
     )
+
+
+def _seeds(seed: int, num_envs: int) -> list[int]:
+    """One for each environment, and one for the actions."""
+    return np.random.SeedSequence(seed).generate_state(num_envs + 1).tolist()
+
+
+class TeamPolicy:
+    """The team of an algorithm as a policy for `play_policy`; arguments and errors as in `play_episodes`.
+
+    Args:
+        algo: see there.
+        env: the environments that it is going to play in.
+        seed: of sampled and random actions.
+        explore: see there.
+        random_agents: see there.
+    """
+
+    def __init__(
+        self,
+        algo: Any,
+        env: VectorJointEnv,
+        *,
+        seed: int = 0,
+        explore: bool = False,
+        random_agents: Collection[AgentID] = (),
+    ) -> None:
+        config, runner = algo.config, algo.env_runner
+        if runner is None:
+            raise ValueError("the algorithm has no local env runner; set .env_runners(create_local_env_runner=True)")
+        for agent in random_agents:
+            if agent not in env.possible_agents:
+                raise ValueError(
+                    f"random_agents names {agent!r}, which the environment does not have"
+                    f"{nearest(str(agent), map(str, env.possible_agents))} Its agents: {list(env.possible_agents)}"
+                )
+        _check_agents(env, config.policy_mapping_fn.table)
+        module_of = {agent: config.module_for_agent(agent) for agent in env.possible_agents}
+        groups = agent_groups(env, module_of, config.normalize_actions, config.clip_actions)
+        _check_spaces(groups, runner.get_spaces())
+        self._explore = explore
+        self._actor = _actor(runner, groups, _seeds(seed, env.num_envs)[-1])
+        self._groups = self._actor.groups
+        self._random_rows = [np.array([agent in random_agents for agent in group.agents]) for group in self._groups]
+        self._random_actor = None
+        if random_agents:
+            (child,) = np.random.SeedSequence(seed).spawn(1)
+            self._random_actor = _actor(runner, groups, int(child.generate_state(1)[0]))
+
+    def __call__(self, observations: Any) -> Any:
+        """Actions for all environments."""
+        encoded = [group.encode(observations) for group in self._groups]
+        masks = [group.masks(observations) for group in self._groups]
+        actions = [acted.actions for acted in self._actor.act(encoded, masks, self._explore)]
+        if self._random_actor is not None:
+            drawn = self._random_actor.act(encoded, masks, explore=False, random_actions=True)
+            actions = [
+                np.where(rows.reshape(-1, *[1] * (chosen.ndim - 1)), other.actions, chosen)
+                for rows, chosen, other in zip(self._random_rows, actions, drawn, strict=True)
+            ]
+        return env_actions(self._groups, actions)
+
+
+def _actor(runner: Any, groups: list[AgentGroup], seed: int) -> TeamActor:
+    """Acts with the runner's networks and moments, and a generator of its own."""
+    return TeamActor(groups, runner.module, runner.normalizer, runner.device, seed=seed)
+
+
+def _check_agents(env: VectorJointEnv, trained: Mapping[AgentID, Any]) -> None:
+    if set(env.possible_agents) != set(trained):
+        raise ValueError(
+            f"the environment has the agents {list(env.possible_agents)}, the team was trained as {list(trained)}; "
+            "choose settings of the environment that keep the agents"
+        )
+
+
+def _check_spaces(groups: list[AgentGroup], trained: Mapping[str, Any]) -> None:
+    for group in groups:
+        encoded = group.encoder.encoded_space
+        for module_id, mine in group.by_module:
+            observation_space, action_space = trained[module_id]
+            if encoded.shape != observation_space.shape or group.action_space != action_space:
+                raise ValueError(
+                    f"in this environment {list(group.agents[mine])} see numbers of shape {encoded.shape} and act in "
+                    f"{group.action_space}; the network of module {module_id!r} was trained with "
+                    f"{observation_space.shape} and {action_space}. Choose settings of the environment that keep the "
+                    "spaces"
+                )

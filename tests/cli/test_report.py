@@ -1,49 +1,68 @@
-import csv
+"""Whole reports: files, the page, and the command."""
+
+import base64
 import math
+import os
+import struct
+from html.parser import HTMLParser
 
 import numpy as np
 import pytest
 
-from tests.cli.helpers import read_json
-from thrust_rllib.learning_curves import learning_curves, moving_average
-from thrust_rllib.report import summary, write_report
-from thrust_rllib.run_curves import read_curves
+from tests.cli.helpers import read_json, thrust_rllib
+from tests.cli.run_folders import write_config, write_correlation, write_progress
+from thrust_rllib.report import compare_runs, write_report
+from thrust_rllib.reporting.correlation_figures import mean_correlation
+from thrust_rllib.reporting.final_numbers import agent_table, final_table, summary
+from thrust_rllib.reporting.groups import group_runs
+from thrust_rllib.reporting.run_curves import read_curves
+from thrust_rllib.reporting.runs import read_run
 
 
-def write_progress(folder, agents=2, iterations=30, modules=None, couplings=("redundancy",), first_return=3):
-    """A progress.csv as RLlib writes it; agent k's return in iteration i is 10 k + i."""
-    table = []
-    for i in range(1, iterations + 1):
-        row = {"training_iteration": i, "time_total_s": i / 2, "env_runners/num_env_steps_sampled_lifetime": 64.0 * i}
-        if i >= first_return:
-            for k in reversed(range(agents)):
-                row[f"env_runners/agent_episode_returns_mean/agent_{k}"] = 10 * k + i
-            row["env_runners/episode_return_mean"] = sum(10 * k + i for k in range(agents))
-        for module in modules or [f"agent_{k}" for k in range(agents)]:
-            row[f"learners/{module}/entropy"] = 1 / i
-            row[f"learners/{module}/vf_explained_var"] = -50 if i == 1 else 0.5
-            row[f"learners/{module}/approx_kl"] = 0.01
-        for name in couplings:
-            row[f"learners/__all_modules__/cross_agent_loss/{name}"] = 0.3
-            row["learners/__all_modules__/cross_agent_loss/total"] = 0.03
-        table.append(row)
-    folder.mkdir(exist_ok=True)
-    with (folder / "progress.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(dict.fromkeys(name for row in table for name in row)), restval="")
-        writer.writeheader()
-        writer.writerows(table)
-    return folder
+class Page(HTMLParser):
+    """Tags that are open, addresses, and texts of a page."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.open, self.addresses, self.texts = [], [], []
+        self.feed(path.read_text("utf-8"))
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        if tag not in ("meta", "img"):
+            self.open.append(tag)
+        self.addresses += [value for name, value in attrs if name in ("src", "href", "srcset", "data", "action")]
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append(data.strip())
 
 
-def test_curves_are_read_with_gaps_and_agents_in_order(tmp_path):
-    curves = read_curves(write_progress(tmp_path / "run", agents=12) / "progress.csv")
-    assert list(curves.agent_returns) == [f"agent_{k}" for k in range(12)]
-    assert np.isnan(curves.total_return[:2]).all() and curves.agent_returns["agent_3"][2] == 33
-    assert list(curves.couplings) == ["redundancy"]
-    assert curves.modules["entropy"]["agent_0"][3] == 0.25
+def check_page(path):
+    """Well-formed, with images inside and nothing outside; its texts."""
+    page = Page(path)
+    assert page.open == []
+    for address in page.addresses:
+        assert address.startswith("data:image/png;base64,")
+        image = base64.b64decode(address.partition(",")[2], validate=True)
+        width, height = struct.unpack(">II", image[16:24])
+        assert image.startswith(b"\x89PNG") and width > 400 and height > 300
+    source = path.read_text("utf-8")
+    assert not any(outside in source for outside in ("http:", "https:", "url(", "@import", "<script"))
+    return page
 
 
-def test_summary_has_the_final_numbers(tmp_path):
+def test_the_check_of_a_page_sees_what_is_outside(tmp_path):
+    file = tmp_path / "page.html"
+    for source in ('<img src="plot.png">', "<p><b></p>", "<style>@import x;</style>"):
+        file.write_text(source)
+        with pytest.raises(AssertionError):
+            check_page(file)
+
+
+def test_a_runs_own_report(tmp_path):
     evaluation = {"num_episodes": 5, "episode_return_mean": np.float64(7), "agent_episode_returns_mean": {"agent_0": 7}}
     folder = write_progress(tmp_path / "run")
     plot = write_report(folder, evaluation)
@@ -54,6 +73,12 @@ def test_summary_has_the_final_numbers(tmp_path):
     assert read["agent_returns"] == {"agent_0": 30, "agent_1": 40}
     assert read["cross_agent_losses"] == {"redundancy": 0.3}
     assert read["evaluation"]["return_mean"] == 7 and read["evaluation"]["episodes"] == 5
+    page = check_page(folder / "report" / "report.html")
+    assert len(page.addresses) == 1 and {"run", "70", "1,920", "0:15", str(folder)} <= set(page.texts)
+    assert any("These runs have none" in text for text in page.texts)
+    # Written again from the folder alone, the report still has the evaluation.
+    compare_runs([folder])
+    assert read_json(folder / "report" / "summary.json") == read
 
 
 def test_a_run_without_an_episode_has_a_report_too(tmp_path):
@@ -63,46 +88,112 @@ def test_a_run_without_an_episode_has_a_report_too(tmp_path):
     assert read["return_mean"] is None and read["best_iteration"] is None
 
 
-@pytest.mark.parametrize(
-    ("agents", "modules", "couplings", "panels"),
-    [(1, None, (), 5), (4, None, ("redundancy",), 6), (16, None, ("a", "b"), 6), (3, ["shared"], (), 5)],
-)
-def test_plot(tmp_path, agents, modules, couplings, panels):
-    curves = read_curves(write_progress(tmp_path / "run", agents, 30, modules, couplings) / "progress.csv")
-    figure = learning_curves(curves, "a title")
-    axes = figure.axes
-    assert len(axes) == panels
-    assert all(a.get_xlabel() == "environment steps" and a.get_ylabel() and a.get_title(loc="left") for a in axes)
-    shown = [text.get_text() for a in axes if a.get_legend() for text in a.get_legend().get_texts()]
-    assert [name for name in shown if name.startswith("agent")] == (
-        [f"agent_{k}" for k in range(agents)] if agents > 1 else []
-    )
-    assert "moving average over 2 iterations" in figure._supxlabel.get_text()
-    assert axes[3].get_ylim()[0] > -2  # explained variance: the -50 of the first iteration is out of view
-
-
-def test_a_report_needs_an_iteration(tmp_path):
-    with pytest.raises(ValueError, match="there is no"):
-        read_curves(tmp_path / "progress.csv")
-    (tmp_path / "progress.csv").write_text("training_iteration\n")
-    with pytest.raises(ValueError, match="no iteration"):
-        read_curves(tmp_path / "progress.csv")
-
-
-@pytest.mark.parametrize("window", [1, 2, 3, 7, 20])
-def test_moving_average_against_a_loop(window):
-    generator = np.random.default_rng(0)
-    values = generator.normal(size=12)
-    values[[0, 1, 5]] = math.nan
-    before = window // 2
-    expected = []
-    for i in range(len(values)):
-        inside = values[max(0, i - before) : i - before + window]
-        inside = inside[np.isfinite(inside)]
-        expected.append(inside.mean() if len(inside) and i >= 2 else math.nan)
-    np.testing.assert_allclose(moving_average(values, window), expected, atol=1e-12)
-
-
 def test_summary_of_one_iteration(tmp_path):
     curves = read_curves(write_progress(tmp_path / "run", iterations=1, first_return=1) / "progress.csv")
     assert summary(curves)["return_mean"] == 12
+
+
+def seeds(tmp_path, offsets=(0.0, 1.0, 5.0), **options):
+    return [
+        write_progress(write_config(tmp_path / f"run_{seed}", seed=seed), offset=offset, **options)
+        for seed, offset in enumerate(offsets)
+    ]
+
+
+def test_final_numbers_against_numpy(tmp_path):
+    folders = seeds(tmp_path, iterations=4)
+    groups, _ = group_runs([read_run(folder) for folder in folders])
+    row = dict(zip(final_table(groups).columns, final_table(groups).rows[0], strict=True))
+    returns = np.array([18, 20, 28.0])  # agents: 4 and 14, each plus 0, 1 or 5
+    assert row["return, all agents"] == f"{returns.mean():.4g} ± {returns.std(ddof=1) / math.sqrt(3):.4g}"
+    assert (row["group"], row["runs"], row["environment steps"], row["wall time"]) == ("climbing", "3", "256", "0:02")
+    assert row["entropy"] == "0.25 ± 0" and "evaluation" not in row and "feature correlation" not in row
+    assert agent_table(groups).rows == [["climbing", "6 ± 1.528", "16 ± 1.528"]]
+
+
+def test_missing_numbers_are_told(tmp_path):
+    folders = seeds(tmp_path, (0.0, 0.0), iterations=4)
+    write_progress(folders[1], iterations=4, first_return=99)
+    groups, _ = group_runs([read_run(folder) for folder in folders])
+    assert "18 (1 of 2 runs)" in final_table(groups).rows[0]
+
+
+def test_correlation_is_the_mean_over_runs(tmp_path):
+    folders = seeds(tmp_path, iterations=2)
+    matrices = [write_correlation(folder, seed=k) for k, folder in enumerate(folders[:2])]
+    group = group_runs([read_run(folder) for folder in folders])[0][0]
+    agents, mean, count = mean_correlation(group)
+    assert agents == ["agent_0", "agent_1"] and count == 2
+    np.testing.assert_allclose(mean, (matrices[0] + matrices[1]) / 2, atol=1e-12)
+    assert group.runs[0].correlation.mean_of_pairs == pytest.approx(matrices[0][0, 1])
+    np.testing.assert_allclose(np.abs(group.runs[0].correlation.signed).max(), 1, atol=0.2)
+    write_correlation(folders[0], agents=["other", "names"])
+    group = group_runs([read_run(folder) for folder in folders])[0][0]
+    assert mean_correlation(group)[0] == ["other", "names"] and mean_correlation(group)[2] == 1
+
+
+def test_compared_runs_of_all_kinds(tmp_path, monkeypatch):
+    """12 runs: other agents, one iteration, no episode, interrupted, with and without correlation."""
+    monkeypatch.chdir(tmp_path)
+    kinds = [
+        {"agents": 3}, {"agents": ["left", "right"]}, {"iterations": 1}, {"first_return": 99}, {"steps": 50},
+        {"modules": ["shared"], "couplings": ()}, {"gradients": ("redundancy",)}, {},
+    ]  # fmt: skip
+    folders = [write_progress(write_config(tmp_path / f"k{k}", lr=k), **kind) for k, kind in enumerate(kinds)]
+    folders += [write_progress(write_config(tmp_path / f"s{k}", k), iterations=9 - k) for k in range(4)]
+    write_correlation(folders[0], ["agent_0", "agent_1", "agent_2"])
+    write_correlation(folders[7])
+    report = compare_runs([folder.relative_to(tmp_path) for folder in folders])
+    assert report.folder.name.startswith("report-") and len(report.table.rows) == 9
+    names = {path.name for path in report.folder.iterdir()}
+    pngs = {"learning_curves.png", "agent_returns.png", "feature_correlation.png", "feature_heat_map.png"}
+    assert names == {"report.html", "summary.json", *pngs}
+    page = check_page(report.page)
+    assert len(page.addresses) == 4 and "climbing: 12 runs in 9 groups" in page.texts
+    read = read_json(report.folder / "summary.json")
+    assert [len(group["runs"]) for group in read["groups"]] == [1] * 8 + [4]
+    assert any("between 384 and 576 environment steps" in note for note in report.notes)
+    assert compare_runs([folder.relative_to(tmp_path) for folder in folders[:2]]).folder != report.folder
+
+
+def test_a_run_of_twenty_agents(tmp_path):
+    folder = write_progress(tmp_path / "run", agents=20)
+    write_correlation(folder, [f"agent_{k}" for k in range(20)])
+    report = compare_runs([folder])
+    page = check_page(report.page)
+    assert len(page.addresses) == 3 and {"agent_0", "agent_19"} <= set(page.texts)
+
+
+def test_texts_are_escaped(tmp_path):
+    name = "<b>&\"'x"
+    folders = [write_progress(write_config(tmp_path / f"{name}{k}", env=name, lr=f"<i>{k}")) for k in range(2)]
+    page = check_page(compare_runs(folders, tmp_path / "report", ["<script>1</script>", "b"]).page)
+    assert "<script>1</script>" in page.texts and f"{name}: 2 runs in 2 groups" in page.texts
+    assert "<i>0" in page.texts and str(folders[0]) in page.texts
+
+
+def test_command(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folders = [write_progress(write_config(tmp_path / f"run_{k}", lr=k), iterations=3) for k in range(2)]
+    code, out, err = thrust_rllib("report", *folders, folders[0], "--output", "out", "--label", "a", "--label", "b")
+    assert code == 0 and f"note: {folders[0]} was given more than once" in err
+    assert os.path.join("out", "report.html") in out and (tmp_path / "out" / "report.html").exists()
+    assert out.splitlines()[0].split() == ["group", "runs", "return,", "all", "agents"]
+    assert thrust_rllib("report", *folders, "--output", "out")[0] == 0  # an earlier report may be replaced
+    code, out, err = thrust_rllib("report", folders[0])
+    assert code == 0 and os.path.join("run_0", "report", "report.html") in out
+
+
+def test_wrong_usage(tmp_path):
+    folder = write_progress(tmp_path / "run", iterations=2)
+    for arguments, message in [
+        ([tmp_path], "it has no config.json and no progress.csv"),
+        ([folder, tmp_path / "nowhere"], "there is no folder"),
+        ([folder, "--label", "a", "--label", "b"], "--label was given 2 times"),
+        ([folder, "--output", folder / "progress.csv"], "is a file"),
+        ([folder, "--output", folder], "something else than a report"),
+        ([], "Missing argument 'RUN'"),
+    ]:
+        code, out, err = thrust_rllib("report", *arguments)
+        assert code == 2 and message in " ".join(err.split()), (arguments, err)
+        assert not (folder / "report").exists()

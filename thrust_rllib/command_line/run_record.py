@@ -32,9 +32,7 @@ def run_record(config: Any, **more: Any) -> dict[str, Any]:
     options = _options(config)
     defaults = _options(type(config)())
     return {
-        "command": shlex.join(["thrust-rllib", *sys.argv[1:]]),
-        "started": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "versions": {"thrust_rllib": __version__, "python": platform.python_version(), **_versions()},
+        **origin(),
         **{name: jsonable(value) for name, value in more.items()},
         "seed": config.seed,
         "environment": {"name": jsonable(config.env), "env_config": jsonable(config.env_config)},
@@ -42,6 +40,15 @@ def run_record(config: Any, **more: Any) -> dict[str, Any]:
             name: value for name, value in options.items() if value != defaults.get(name) and name not in DERIVED
         },
         "options": options,
+    }
+
+
+def origin() -> dict[str, Any]:
+    """Command, time and versions."""
+    return {
+        "command": shlex.join(["thrust-rllib", *sys.argv[1:]]),
+        "started": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "versions": {"thrust_rllib": __version__, "python": platform.python_version(), **_versions()},
     }
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import sys
 import traceback
 from collections.abc import Iterator
 from typing import Any
@@ -18,7 +16,7 @@ from thrust_rllib.command_line.progress_view import LiveView, PlainView, View, V
 from thrust_rllib.command_line.run_folder import CONFIG_FILE, RunFolder, choose_folder
 from thrust_rllib.command_line.run_record import run_record, write_json
 from thrust_rllib.command_line.training_progress import Limit
-from thrust_rllib.command_line.training_run import build, quieten_ray, run_training, start_ray
+from thrust_rllib.command_line.training_run import build, prepare_process, quieten_ray, run_training, start_ray
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
@@ -26,10 +24,7 @@ EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 def run(options: TrainOptions) -> int:
     """Trains, with all messages; returns the exit code."""
     console = Console()
-    threads = options.threads or int(os.environ.get("OMP_NUM_THREADS") or 1)
-    os.environ["OMP_NUM_THREADS"] = str(threads)  # for torch here, before its import, and in Ray's processes
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # `module:callable` of the current folder, as with `python -m`
+    threads = prepare_process(options.threads)
     try:
         limit = choose_limit(options.iterations, options.steps, options.minutes)
         for option, pairs in (("--env-config", options.env_config), ("--set", options.settings)):

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import signal
+import sys
 import time
 import traceback
 from collections.abc import Iterator
@@ -72,6 +73,19 @@ class StopSignal:
             raise KeyboardInterrupt
         self.requested = True
         self._view.message("stopping after this iteration, with a checkpoint (again to stop at once)")
+
+
+def prepare_process(threads: int | None = None) -> int:
+    """Sets the number of threads, before torch is imported, and where modules are looked for; returns the number.
+
+    Args:
+        threads: of torch here and in Ray's processes; None takes OMP_NUM_THREADS, else 1.
+    """
+    threads = threads or int(os.environ.get("OMP_NUM_THREADS") or 1)
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # `module:callable` of the current folder, as with `python -m`
+    return threads
 
 
 def start_ray(config: JointPPOConfig, threads: int | None = None) -> bool:
@@ -151,8 +165,11 @@ def run_training(
             outcome.interrupted = stop.requested
             if outcome.progress is not None:
                 from thrust_rllib.report import write_report
+                from thrust_rllib.reporting.final_features import write_feature_correlation
 
                 view.doing("writing the report")
+                if outcome.error is None and (why := write_feature_correlation(algo, folder.path, outcome.progress)):
+                    view.message(why)
                 outcome.plot = write_report(folder.path, evaluation=outcome.evaluation)
     except KeyboardInterrupt:
         outcome.interrupted = outcome.at_once = True

@@ -1,0 +1,106 @@
+"""`report.html`: one file with everything in it, readable without a network."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+from thrust_rllib.reporting.final_numbers import Table
+
+STYLE = """
+:root { color-scheme: light; }
+body { font: 15px/1.5 system-ui, -apple-system, "Segoe UI", sans-serif; color: #1d2330; background: #fff;
+  max-width: 1200px; margin: 0 auto; padding: 1rem 1.2rem 4rem; }
+h1 { font-size: 1.6rem; line-height: 1.25; margin: .6rem 0 .2rem; overflow-wrap: anywhere; }
+h2 { font-size: 1.15rem; margin: 2.2rem 0 .6rem; }
+.lead, figcaption { color: #5a6374; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; font-size: .92rem; font-variant-numeric: tabular-nums; }
+th, td { padding: .35rem .9rem .35rem 0; text-align: right; border-bottom: 1px solid #e4e7ee; vertical-align: top; }
+th { font-weight: 600; color: #5a6374; border-bottom-color: #9aa3b5; }
+th:first-child, td:first-child, .texts th, .texts td { text-align: left; }
+td:first-child { min-width: 9rem; max-width: 26rem; overflow-wrap: anywhere; font-weight: 600; }
+.notes { background: #fff7e0; border-left: 4px solid #e2b33c; padding: .5rem .9rem; margin: 1rem 0; }
+.notes ul { margin: 0; padding-left: 1.1rem; }
+figure { margin: 0 0 1.2rem; }
+figure img { display: block; width: 100%; min-width: 720px; height: auto; }
+figure.narrow img { width: auto; max-width: 100%; min-width: min(100%, 460px); }
+figcaption { font-size: .9rem; margin-top: .4rem; }
+pre { background: #f5f6f9; padding: .6rem .8rem; overflow-x: auto; font-size: .85rem; }
+"""
+
+
+@dataclass(frozen=True)
+class PageFigure:
+    """A figure of the page.
+
+    Args:
+        title: its heading.
+        caption: what is drawn.
+        picture: a PNG; None where there is nothing to draw, which the caption explains.
+        narrow: as wide as it was drawn, instead of as wide as the page.
+    """
+
+    title: str
+    caption: str
+    picture: Path | None
+    narrow: bool = False
+
+
+def page(
+    title: str,
+    lead: str,
+    notes: Sequence[str],
+    tables: Sequence[Table],
+    figures: Sequence[PageFigure],
+    details: Sequence[Table],
+    commands: str,
+) -> str:
+    """The HTML text: headline, tables, figures, then where the runs are and how they were made.
+
+    Args:
+        title: headline.
+        lead: a sentence below it.
+        notes: what a reader has to know before the numbers.
+        tables: first.
+        figures: then.
+        details: tables of texts at the end.
+        commands: shown as they are, at the end.
+    """
+    parts = [f"<h1>{escape(title)}</h1>", f'<p class="lead">{escape(lead)}</p>']
+    if notes:
+        items = "".join(f"<li>{escape(note)}</li>" for note in notes)
+        parts.append(f'<div class="notes"><ul>{items}</ul></div>')
+    parts += [_table(table) for table in tables]
+    parts += [_figure(figure) for figure in figures]
+    parts += [_table(table, "texts") for table in details]
+    parts.append(f"<h2>Commands and versions</h2><pre>{escape(commands)}</pre>")
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{STYLE}</style></head>\n<body>\n{''.join(parts)}</body></html>\n"
+    )
+
+
+def _table(table: Table, kind: str = "numbers") -> str:
+    head = "".join(f"<th>{escape(column)}</th>" for column in table.columns)
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows)
+    return (
+        f'<h2>{escape(table.title)}</h2><div class="wide"><table class="{kind}"><thead><tr>{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
+    )
+
+
+def _figure(figure: PageFigure) -> str:
+    heading, caption = f"<h2>{escape(figure.title)}</h2>", escape(figure.caption)
+    if figure.picture is None:
+        return f'{heading}<p class="lead">{caption}</p>'
+    data = base64.b64encode(figure.picture.read_bytes()).decode("ascii")
+    return (
+        f'{heading}<figure class="{"narrow" if figure.narrow else "full"}"><div class="wide">'
+        f'<img alt="{escape(figure.title)}" src="data:image/png;base64,{data}"></div>'
+        f"<figcaption>{caption}</figcaption></figure>"
+    )
