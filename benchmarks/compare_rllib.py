@@ -4,6 +4,8 @@
     python benchmarks/compare_rllib.py --envs 1 --rounds 5
     python benchmarks/compare_rllib.py --agents 16 --vectorized --memory
 
+Takes about 20 seconds (16 agents or 1 environment: a minute).
+
 Both sides run in this process and take turns, so that whatever else the machine does hits both: a round is one
 training iteration of each side (who goes first changes from round to round), a ratio is made within a round. The
 first `--warmup` rounds are thrown away.
@@ -13,11 +15,11 @@ and Discrete(5), episodes of 100, one module of 2 × 64 tanh with a shared trunk
 per iteration, 4 epochs of minibatches of 256, the PPO constants, no KL loss, RLlib's environment checks, metrics and
 statistics, one torch thread. What is left differs on purpose: the stock learner takes 1 to 4 more minibatches per
 iteration (it keeps the artificial last row of each episode), JointPPO normalises value targets (its default).
-`--vectorized` adds a third line: JointPPO on `DriftingTeamVector`, the same rules as a `VectorJointEnv`.
+`--vectorized` adds a third side: JointPPO on `DriftingTeamVector`, the same rules as a `VectorJointEnv`.
 
 Timers are put around the same `log_time` sections of both `training_step`s; "iteration" is all of `Algorithm.train`. On
 a busy machine `--clock cpu` takes this process's CPU seconds instead of the wall's. Memory (`--memory`) is the peak
-resident set of a fresh process per side, imports included.
+resident set of a fresh process per side, imports included. The plot shows all cases of the CSV file.
 """
 
 from __future__ import annotations
@@ -28,134 +30,23 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 import argparse
-import csv
-import logging
-import platform
-import shlex
-import statistics
 import subprocess
 import sys
-import time
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-import gymnasium as gym
-import numpy as np
-import ray
-import torch
+from common.drifting_team import DriftingTeam, DriftingTeamVector, build, joint_ppo
+from common.results import Row, draw_bar, draw_columns, new_figure, panel, parse, parser, save, summary, text
+from common.rounds import CLOCKS, PHASES, Seconds, Stopwatch, console, run_script, start_quietly, take_turns
+from matplotlib.figure import Figure
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
-from ray.rllib.env.multi_agent_env import MultiAgentEnv
-from ray.rllib.utils.metrics import ENV_RUNNER_SAMPLING_TIMER, LEARNER_UPDATE_TIMER
-from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
-import thrust_rllib
-from thrust_rllib import JointPPOConfig, JointStepResult, VectorJointEnv
-
-RESULTS = Path(__file__).parent / "results" / "compare_rllib.csv"
-OBS, ACTIONS, LENGTH = 16, 5, 100
-BATCH, MINIBATCH, EPOCHS = 2048, 256, 4
-PHASES = {"sampling": ENV_RUNNER_SAMPLING_TIMER, "learner": LEARNER_UPDATE_TIMER}
+NAME = "compare_rllib"
 CASE = ("agents", "envs", "side", "clock")
-CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
-console = Console()
-
-
-# --- the environment --------------------------------------------------------------------------------------------------
-# Each agent has a point in [-1, 1]^16 that drifts and is pushed by its action and by noise (drawn at the reset); it is
-# paid for the action that its point asks for. Little work, but real: two products, one tanh.
-
-
-def rules() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Drift [16, 16], push of each action [5, 16] and what a point asks for [16, 5]."""
-    rng = np.random.default_rng(0)
-    drift = np.linalg.qr(rng.normal(size=(OBS, OBS)))[0]
-    return tuple(
-        m.astype(np.float32) for m in (drift, rng.normal(size=(ACTIONS, OBS)) / 4, rng.normal(size=(OBS, ACTIONS)))
-    )
-
-
-class DriftingTeam(MultiAgentEnv):
-    """The environment of both sides."""
-
-    def __init__(self, config: dict[str, Any]) -> None:
-        super().__init__()
-        self.agents = self.possible_agents = [f"agent_{i}" for i in range(config["agents"])]
-        self.observation_spaces = {a: gym.spaces.Box(-1.0, 1.0, (OBS,), np.float32) for a in self.agents}
-        self.action_spaces = {a: gym.spaces.Discrete(ACTIONS) for a in self.agents}
-        self.drift, self.push, self.asks = rules()
-        self.rng = np.random.default_rng()
-
-    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[dict, dict]:
-        if seed is not None:
-            self.rng = np.random.default_rng(seed)
-        self.t = 0
-        self.points = self.rng.uniform(-1, 1, (len(self.agents), OBS)).astype(np.float32)
-        self.noise = 0.1 * self.rng.standard_normal((LENGTH, len(self.agents), OBS), np.float32)
-        return dict(zip(self.agents, self.points, strict=True)), {}
-
-    def step(self, action_dict: dict) -> tuple[dict, dict, dict, dict, dict]:
-        actions = np.fromiter((action_dict[a] for a in self.agents), np.int64, len(self.agents))
-        right = (self.points @ self.asks).argmax(axis=1) == actions
-        self.points = np.tanh(self.points @ self.drift + self.push[actions] + self.noise[self.t])
-        self.t += 1
-        rewards = dict(zip(self.agents, right.astype(float).tolist(), strict=True))
-        observations = dict(zip(self.agents, self.points, strict=True))
-        return observations, rewards, {"__all__": False}, {"__all__": self.t >= LENGTH}, {}
-
-
-class DriftingTeamVector(VectorJointEnv):
-    """The same rules for all environments at once."""
-
-    stacked = True
-
-    def __init__(self, num_envs: int, agents: int) -> None:
-        self.num_envs = num_envs
-        self.possible_agents = [f"agent_{i}" for i in range(agents)]
-        self.observation_spaces = {a: gym.spaces.Box(-1.0, 1.0, (OBS,), np.float32) for a in self.possible_agents}
-        self.action_spaces = {a: gym.spaces.Discrete(ACTIONS) for a in self.possible_agents}
-        self.drift, self.push, self.asks = rules()
-        self.rngs = [np.random.default_rng() for _ in range(num_envs)]
-        self.t = np.zeros(num_envs, np.int64)
-        self.points = np.zeros((agents, num_envs, OBS), np.float32)
-        self.noise = np.zeros((LENGTH, agents, num_envs, OBS), np.float32)
-        self.everywhere = np.arange(num_envs)
-
-    def reset_joint(self, seeds: Sequence[int | None] | None = None) -> np.ndarray:
-        for e, seed in enumerate(seeds or []):
-            if seed is not None:
-                self.rngs[e] = np.random.default_rng(seed)
-        self._start(range(self.num_envs))
-        return self.points.copy()
-
-    def _start(self, envs: Any) -> None:
-        for e in envs:
-            self.t[e] = 0
-            self.points[:, e] = self.rngs[e].uniform(-1, 1, (len(self.points), OBS))
-            self.noise[:, :, e] = 0.1 * self.rngs[e].standard_normal((LENGTH, len(self.points), OBS), np.float32)
-
-    def step_joint(self, actions: np.ndarray) -> JointStepResult:
-        right = (self.points @ self.asks).argmax(axis=2) == actions
-        noise = self.noise[self.t, :, self.everywhere].swapaxes(0, 1)
-        self.points = np.tanh(self.points @ self.drift + self.push[actions] + noise)
-        self.t += 1
-        over = self.t >= LENGTH
-        final = self.points.copy() if over.any() else None
-        self._start(np.flatnonzero(over))
-        return JointStepResult(
-            rewards=right.astype(np.float32),
-            observations=self.points.copy(),
-            terminated=np.zeros(self.num_envs, bool),
-            truncated=over,
-            final_observations=final,
-        )
-
+RATIO = "times faster than stock"
 
 # --- the sides --------------------------------------------------------------------------------------------------------
 
@@ -164,96 +55,47 @@ def stock(args: argparse.Namespace) -> Algorithm:
     agents = [f"agent_{i}" for i in range(args.agents)]
     config = (
         PPOConfig()
-        .environment(DriftingTeam, env_config={"agents": args.agents})
-        .env_runners(num_env_runners=0, num_envs_per_env_runner=args.envs)
         .multi_agent(policies=set(agents), policy_mapping_fn=lambda agent, episode, **kwargs: agent)
         .rl_module(
             model_config=DefaultModelConfig(fcnet_hiddens=[64, 64], fcnet_activation="tanh", vf_share_layers=True)
         )
-        .training(vf_clip_param=float("inf"), vf_loss_coeff=0.5, entropy_coeff=0.01, clip_param=0.2)
+        .training(vf_clip_param=float("inf"))
     )
-    return _shared(config, args)
+    return build(config, DriftingTeam, args.agents, args.envs, args.seed)
 
 
 def joint(args: argparse.Namespace) -> Algorithm:
-    config = JointPPOConfig().environment(DriftingTeam, env_config={"agents": args.agents})
-    return _shared(_joint(config, args), args)
+    return joint_ppo(DriftingTeam, args.agents, args.envs, args.seed)
 
 
 def vectorized(args: argparse.Namespace) -> Algorithm:
-    config = JointPPOConfig().environment(DriftingTeamVector, env_config={"agents": args.agents})
-    return _shared(_joint(config, args), args)
-
-
-def _joint(config: JointPPOConfig, args: argparse.Namespace) -> JointPPOConfig:
-    return config.env_runners(num_env_runners=0, num_envs_per_env_runner=args.envs).training(
-        iterate_all_minibatches=True
-    )
-
-
-def _shared(config: PPOConfig, args: argparse.Namespace) -> Algorithm:
-    config.training(
-        train_batch_size_per_learner=BATCH,
-        minibatch_size=MINIBATCH,
-        num_epochs=EPOCHS,
-        lr=3e-4,
-        gamma=0.99,
-        lambda_=0.95,
-        grad_clip=0.5,
-        use_kl_loss=False,
-    ).debugging(seed=args.seed, log_level="ERROR")
-    return config.build_algo()
+    return joint_ppo(DriftingTeamVector, args.agents, args.envs, args.seed)
 
 
 SIDES: dict[str, Callable[[argparse.Namespace], Algorithm]] = {"stock": stock, "joint": joint, "vectorized": vectorized}
 
 
+def names_of(args: argparse.Namespace) -> list[str]:
+    return ["stock", "joint"] + (["vectorized"] if args.vectorized else [])
+
+
 # --- measuring --------------------------------------------------------------------------------------------------------
 
 
-class Stopwatch:
-    """Runs training iterations of one algorithm and notes the seconds of each phase."""
-
-    def __init__(self, algo: Algorithm, clock: Callable[[], float]) -> None:
-        self.algo = algo
-        self.clock = clock
-        self.seconds: dict[str, float] = {}
-        self.log_time = algo.metrics.log_time
-        algo.metrics.log_time = self._log_time
-
-    @contextmanager
-    def _log_time(self, key: Any, **kwargs: Any) -> Iterator[None]:
-        before = self.clock()
-        with self.log_time(key, **kwargs):
-            yield
-        self.seconds[key[-1]] = self.clock() - before
-
-    def iteration(self) -> dict[str, float]:
-        before = self.clock()
-        self.algo.train()
-        total = self.clock() - before
-        return {**{phase: self.seconds[timer] for phase, timer in PHASES.items()}, "iteration": total}
-
-
-def measure(args: argparse.Namespace) -> dict[str, list[dict[str, float]]]:
+def measure(args: argparse.Namespace) -> dict[str, list[Seconds]]:
     """Seconds {side: [one dict per round]}."""
-    names = ["stock", "joint"] + (["vectorized"] if args.vectorized else [])
-    sides = {name: Stopwatch(SIDES[name](args), CLOCKS[args.clock]) for name in names}
-    rounds: dict[str, list[dict[str, float]]] = {name: [] for name in names}
-    for number in track(range(args.warmup + args.rounds), "rounds", console=console, transient=True):
-        for name in names if number % 2 == 0 else reversed(names):
-            seconds = sides[name].iteration()
-            if number >= args.warmup:
-                rounds[name].append(seconds)
-    for side in sides.values():
-        side.algo.stop()
-    return rounds
+    stopwatches = {name: Stopwatch(SIDES[name](args), CLOCKS[args.clock]) for name in names_of(args)}
+    sides = {name: stopwatch.iteration for name, stopwatch in stopwatches.items()}
+    measured = take_turns(sides, args.warmup, args.rounds)
+    for stopwatch in stopwatches.values():
+        stopwatch.algo.stop()
+    return measured
 
 
 def peak_memory(args: argparse.Namespace) -> dict[str, float]:
     """Peak resident set in MB of one fresh process per side."""
     peaks = {}
-    for name in ["stock", "joint"] + (["vectorized"] if args.vectorized else []):
+    for name in names_of(args):
         command = [sys.executable, __file__, "--side", name, "--rounds", str(args.rounds), "--seed", str(args.seed)]
         command += ["--agents", str(args.agents), "--envs", str(args.envs)]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -274,24 +116,19 @@ def run_one_side(args: argparse.Namespace) -> None:
 # --- reporting --------------------------------------------------------------------------------------------------------
 
 
-def rows_of(
-    args: argparse.Namespace, rounds: dict[str, list[dict[str, float]]], memory: dict[str, float]
-) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
+def rows_of(args: argparse.Namespace, rounds: dict[str, list[Seconds]], memory: dict[str, float]) -> list[Row]:
+    rows: list[Row] = []
 
     def add(side: str, quantity: str, unit: str, values: Sequence[float]) -> None:
-        numbers = {"median": statistics.median(values), "min": min(values), "max": max(values)}
-        rounded = {k: float(f"{v:.4g}") for k, v in numbers.items()}
-        rows.append(
-            {"agents": args.agents, "envs": args.envs, "side": side, "quantity": quantity, "unit": unit} | rounded
-        )
+        case = {"agents": args.agents, "envs": args.envs, "side": side, "quantity": quantity, "unit": unit}
+        rows.append(case | summary(values))
 
     for side, measured in rounds.items():
-        for phase in (*PHASES, "iteration"):
+        for phase in PHASES:
             add(side, phase, "s", [seconds[phase] for seconds in measured])
             if side != "stock":
                 pairs = zip(rounds["stock"], measured, strict=True)
-                add(side, phase, "times faster than stock", [a[phase] / b[phase] for a, b in pairs])
+                add(side, phase, RATIO, [a[phase] / b[phase] for a, b in pairs])
     for side, peak in memory.items():
         add(side, "peak memory", "MB", [peak])
         if side != "stock":
@@ -299,75 +136,55 @@ def rows_of(
     return rows
 
 
-def save(path: Path, rows: list[dict[str, Any]], args: argparse.Namespace) -> None:
-    """Writes the rows; they replace earlier ones of the same agents, environments, side and clock."""
-    about = {
-        "clock": args.clock,
-        "rounds": args.rounds,
-        "seed": args.seed,
-        "thrust_rllib": thrust_rllib.__version__,
-        "ray": ray.__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "cpus": os.cpu_count(),
-        "command": shlex.join(["python", "benchmarks/compare_rllib.py", *args.given]),
-    }
-    new = [{key: str(value) for key, value in {**row, **about}.items()} for row in rows]
-    case = {tuple(row[key] for key in CASE) for row in new}
-    old = []
-    if path.exists():
-        with path.open(newline="") as file:
-            old = [row for row in csv.DictReader(file) if tuple(row[key] for key in CASE) not in case]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(new[0]))
-        writer.writeheader()
-        writer.writerows(old + new)
+def draw(rows: list[Row]) -> Figure:
+    """How many times faster each phase is, a group of columns for each case."""
+    ratios = [row for row in rows if row["unit"] == RATIO]
+    cases = list(dict.fromkeys(tuple(str(row[key]) for key in CASE) for row in ratios))
+    figure = new_figure("JointPPO against RLlib's PPO", 4.5 + 1.5 * len(cases), 4.6)
+    axes = figure.add_subplot()
+    panel(axes, "Median, minimum and maximum of the rounds", "times faster than RLlib's PPO")
+    for k, phase in enumerate(PHASES):
+        mine = [row for row in ratios if row["quantity"] == phase]
+        places = [cases.index(tuple(str(row[key]) for key in CASE)) + 0.27 * (k - 1) for row in mine]
+        draw_columns(axes, places, mine, 0.25, phase)
+    draw_bar(axes, 1.0, "as fast as RLlib's PPO")
+    kinds = {"joint": "MultiAgentEnv", "vectorized": "VectorJointEnv"}
+    labels = [f"agents {agents}, envs {envs}\n{kinds[side]}, {clock} clock" for agents, envs, side, clock in cases]
+    axes.set_xticks(range(len(cases)), labels)
+    figure.legend(loc="outside right upper", frameon=False, fontsize=8.5)
+    return figure
 
 
-def show(rows: list[dict[str, Any]], args: argparse.Namespace) -> None:
+def show(rows: list[Row], args: argparse.Namespace) -> None:
     table = Table(title=f"{args.agents} agents, {args.envs} environments, {args.clock} clock: median (min to max)")
     for column in ("side", "quantity", "value", "against stock"):
         table.add_column(column, justify="left" if column in ("side", "quantity") else "right")
-
-    def text(row: dict[str, Any], unit: str) -> str:
-        spread = "" if row["min"] == row["max"] else f" ({row['min']:.3g} to {row['max']:.3g})"
-        return f"{row['median']:.3g}{unit}{spread}"
-
     ratios = {(row["side"], row["quantity"]): row for row in rows if "stock" in row["unit"]}
     for row in rows:
         if row["unit"] in ("s", "MB"):
             ratio = ratios.get((row["side"], row["quantity"]))
-            against = "" if ratio is None else text(ratio, ratio["unit"].removesuffix(" than stock")[5:] and "x")
+            against = "" if ratio is None else text(ratio, "x" if ratio["unit"] == RATIO else "")
             table.add_row(row["side"], row["quantity"], text(row, " " + row["unit"]), against)
     console.print(table)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--agents", type=int, default=4)
-    parser.add_argument("--envs", type=int, default=16, help="environments in the one runner")
-    parser.add_argument("--rounds", type=int, default=9, help="measured iterations of each side")
-    parser.add_argument("--warmup", type=int, default=2, help="rounds before these, not counted")
-    parser.add_argument("--vectorized", action="store_true", help="add JointPPO on the vectorised environment")
-    parser.add_argument("--clock", choices=CLOCKS, default="wall")
-    parser.add_argument("--memory", action="store_true", help="also measure the peak memory, in one process per side")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", type=Path, default=RESULTS, help="CSV file")
-    parser.add_argument("--side", choices=SIDES, help="train this side only and print its peak memory in MB")
-    args = parser.parse_args(argv)
-    args.given = list(sys.argv[1:] if argv is None else argv)
-
-    warnings.filterwarnings("ignore")
-    logging.getLogger("ray").setLevel(logging.ERROR)
-    torch.set_num_threads(1)
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, ignore_reinit_error=True, logging_level="ERROR")
+def main(argv: Sequence[str] | None = None) -> int:
+    options = parser(__doc__, rounds=9, warmup=2)
+    options.add_argument("--agents", type=int, default=4)
+    options.add_argument("--envs", type=int, default=16, help="environments in the one runner")
+    options.add_argument("--vectorized", action="store_true", help="add JointPPO on the vectorised environment")
+    options.add_argument("--memory", action="store_true", help="also measure the peak memory, in one process per side")
+    options.add_argument("--side", choices=SIDES, help="train this side only and print its peak memory in MB")
+    args = parse(options, argv, agents=2)
+    start_quietly()
     if args.side:
-        return run_one_side(args)
+        run_one_side(args)
+        return 0
     rows = rows_of(args, measure(args), peak_memory(args) if args.memory else {})
-    save(args.output, rows, args)
+    save(NAME, rows, args, CASE, draw)
     show(rows, args)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

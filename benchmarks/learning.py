@@ -4,6 +4,8 @@
     python benchmarks/learning.py cartpole --seeds 0       # one run
     python benchmarks/learning.py rest_trap --redundancy 0 # without the coupling
 
+Takes about 7 minutes; a single run up to one.
+
 | task                   | environment                            | env steps | bar                | seeds   |
 |------------------------|----------------------------------------|-----------|--------------------|---------|
 | minimal_specialization | bucket_brigade, this scenario          | 200,000   | gap closed >= 0.9  | 0, 1, 2 |

@@ -1,0 +1,1 @@
+"""What several benchmarks share: the environment and the training constants, rounds in turn, results."""
