@@ -14,6 +14,7 @@ import torch
 from ray.rllib.core.rl_module.apis import ValueFunctionAPI
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.core.rl_module.torch.torch_rl_module import TorchRLModule
+from ray.tune.utils import flatten_dict
 
 from tests.support import (
     Declared,
@@ -93,7 +94,7 @@ def test_case_11_episodes_of_one_step(scope):
     assert rows.advantages.isfinite().all()
     if scope == "rollout":
         assert (rows.advantages == 0).all()
-    assert all(np.isfinite(v) for v in result["agent_0"].values())
+    assert all(np.isfinite(v) for v in flatten_dict(result["agent_0"]).values())
     assert runner_metrics(runner)["episode_len_mean"] == 1.0
 
 
@@ -102,7 +103,7 @@ def test_case_11_one_row(scope):
     config = tiny_config(num_envs=1, standardize_advantages=scope, **COUPLED)
     _, _, (result,) = trained(config, steps=1)
     for agent in ("agent_0", "agent_1", "agent_2"):
-        assert all(np.isfinite(v) for v in result[agent].values())
+        assert all(np.isfinite(v) for v in flatten_dict(result[agent]).values())
         if scope != "team":
             assert result[agent]["policy_loss"] == 0.0
     assert result["__all_modules__"]["num_non_finite_minibatches"] == 0
@@ -148,7 +149,7 @@ def test_case_12_a_nan_in_minibatch_3(caplog, options):
     assert len(told) == 1 and "module 'agent_0'" in told[0]
     for result in (first, second):
         for module_id in kinds:
-            assert all(np.isfinite(v) for v in result[module_id].values())
+            assert all(np.isfinite(v) for v in flatten_dict(result[module_id]).values())
 
 
 def test_case_13_nothing_to_train_is_an_error():
@@ -180,7 +181,7 @@ def test_case_14_a_different_space_for_every_agent(coupled, explore):
     config = declared_config([box(3), box(4), box(5), box(3)], actions, runners={"explore": explore}, **coupled)
     _, _, (result,) = trained(config)  # `Declared` asserts that each action is in its space
     for agent in ("a0", "a1", "a2", "a3"):
-        assert all(np.isfinite(v) for v in result[agent].values())
+        assert all(np.isfinite(v) for v in flatten_dict(result[agent]).values())
 
 
 def test_case_14_multi_binary_is_an_early_error_that_names_the_agent():
@@ -219,7 +220,7 @@ def test_case_15_one_legal_action_for_one_agent_only(explore):
     config = tiny_config(OneLegal, iterate_all_minibatches=True, runners={"explore": explore}, **COUPLED)
     runner, _, results = trained(config, updates=2)
     for result in results:
-        assert all(np.isfinite(v) for agent in ("a0", "a1") for v in result[agent].values())
+        assert all(np.isfinite(v) for agent in ("a0", "a1") for v in flatten_dict(result[agent]).values())
         assert result["a0"]["entropy"] == 0.0 and result["a0"]["approx_kl"] == 0.0
         assert result["a1"]["entropy"] > 0.5
     runner.sample(num_episodes=3)
