@@ -221,7 +221,8 @@ def test_a_team_from_a_checkpoint_plays_as_the_algorithm(ray_session, tmp_path, 
         algo.train()
     played = play_episodes(algo, 6, explore=True)
     algo.save_to_path(str(tmp_path))
-    algo.train()
+    for _ in range(6):
+        algo.train()
     later = play_episodes(algo, 6, explore=True)
     algo.stop()
     loaded = load_team(tmp_path)

@@ -32,6 +32,7 @@ from ray.rllib.utils.metrics import (
     NUM_MODULE_STEPS_SAMPLED_LIFETIME,
 )
 from ray.rllib.utils.typing import ResultDict
+from ray.util import log_once
 
 from thrust_rllib.connectors.observation_normalizer import ObservationNormalizer
 from thrust_rllib.envs.joint_env import JointStepResult, VectorJointEnv, episode_over, per_agent_flags
@@ -67,7 +68,7 @@ class SampledSteps:
 
 
 class JointEnvRunner(MultiAgentEnvRunner):
-    """Steps a `VectorJointEnv` and returns arrays: one forward per module and step over all its agents.
+    """Steps a `VectorJointEnv` and returns arrays: one forward per step for all agents that are alike.
 
     Replaces RLlib's `MultiAgentEnvRunner`, whose loop builds an episode object per environment and runs a connector
     pipeline per agent and step: that costs more than the networks. Construction, `sample`, weight sync and
@@ -104,6 +105,8 @@ class JointEnvRunner(MultiAgentEnvRunner):
             np.random.default_rng(s) for s in np.random.SeedSequence(entropy).spawn(2)
         )
         self._needs_initial_reset = True
+        if hasattr(self, "_actor"):  # environments that are made anew
+            self._make_actor()
         # The pipelines are built from the spaces right after this, see MultiAgentEnvRunner.__init__.
         self.spaces = self.get_spaces()
         context = EnvContext(
@@ -153,14 +156,12 @@ class JointEnvRunner(MultiAgentEnvRunner):
             lambda _, module: module.to(self._device) if isinstance(module, torch.nn.Module) else module
         )
         if self.env is not None:
-            self._actor = TeamActor(
-                self._groups,
-                self.module,
-                self.normalizer,
-                self._device,
-                seed=int(self._actor_seeds.integers(2**31)),
-            )
-            self._groups = self._actor.groups
+            self._make_actor()
+
+    def _make_actor(self) -> None:
+        seed = int(self._actor_seeds.integers(2**31))
+        self._actor = TeamActor(self._groups, self.module, self.normalizer, self._device, seed)
+        self._groups = self._actor.groups
 
     # --- sampling -------------------------------------------------------------------------------------------------
 
@@ -232,6 +233,12 @@ class JointEnvRunner(MultiAgentEnvRunner):
             for module_id, mine in group.by_module:
                 if self.config.is_trained(module_id):
                     normalizer.update(module_id, encoded[:, mine], batch.modules[module_id].present)
+                elif not normalizer.moments[module_id].count and log_once(f"raw_observations_{module_id}"):
+                    logger.warning(
+                        "module %r is not trained and has no moments of observations: with normalize_observations it "
+                        "sees them as they are. Restore it together with its moments (a checkpoint has both).",
+                        module_id,
+                    )
 
     def _check(self, recorder: RolloutRecorder) -> None:
         """Looks at a whole rollout at once."""

@@ -153,7 +153,7 @@ def _seeds(seed: int, num_envs: int) -> list[int]:
 
 
 class TeamPolicy:
-    """The team of an algorithm as a policy for `play_policy`; arguments and errors as in `play_episodes`.
+    """The team of an algorithm, with its weights of now, as a policy for `play_policy`; see `play_episodes`.
 
     Args:
         algo: see there.

@@ -95,11 +95,18 @@ class JointPPOLearner(TorchLearner):
         """Compiled with `torch_compile_learner`; RLlib compiles single modules' forward passes, which pays less."""
         if not self.config.torch_compile_learner:
             return function
-        return torch.compile(
+        compiled = torch.compile(
             function,
             backend=self.config.torch_compile_learner_dynamo_backend,
             mode=self.config.torch_compile_learner_dynamo_mode,
         )
+
+        def run(*args: Any, **kwargs: Any) -> JointLosses:
+            # Several gradients are taken of one graph: a backward pass must not reuse the memory of the forward pass.
+            with torch._functorch.config.patch(donated_buffer=False):
+                return compiled(*args, **kwargs)
+
+        return run
 
     def _schedule(self, value: Any) -> Scheduler:
         return Scheduler(fixed_value_or_schedule=value, framework=self.framework, device=self._device)
@@ -357,6 +364,7 @@ class JointPPOLearner(TorchLearner):
             state[JOINT_STATE] = {
                 "generator": self._generator.get_state().numpy(),
                 "value_normalizers": {m: moments.get_state() for m, moments in self._value_normalizers.items()},
+                "coupling_gradients": self._coupling_gradients,
             }
         return state
 
@@ -366,6 +374,7 @@ class JointPPOLearner(TorchLearner):
         super().set_state({key: value for key, value in state.items() if key != "should_module_be_updated"})
         if (joint := state.get(JOINT_STATE)) is not None:
             self._generator.set_state(torch.from_numpy(joint["generator"].copy()))
+            self._coupling_gradients = joint.get("coupling_gradients", {})
             for module_id, moments in joint["value_normalizers"].items():
                 if module_id in self._value_normalizers:
                     self._value_normalizers[module_id].set_state(moments)

@@ -13,8 +13,9 @@ from tests.support import box, declared_config, discrete, make_runner, tiny_conf
 from thrust_rllib import MLPModule
 from thrust_rllib.rl_modules.distributions import MASKED_LOGIT, distribution_class, mask_logits
 from thrust_rllib.rl_modules.stacked import StackedPolicies, can_be_stacked
-from thrust_rllib.sampling.acting import TeamActor
+from thrust_rllib.sampling.acting import ModuleActing, TeamActor
 from thrust_rllib.sampling.agent_groups import agent_groups
+from thrust_rllib.sampling.plain_acting import Noise, PlainActing
 
 SPACES = {
     "discrete": gym.spaces.Discrete(5),
@@ -43,17 +44,30 @@ def test_stacked_policies_equal_the_modules_one_by_one(name, activation):
             torch.nn.init.normal_(param)
     obs = torch.randn(3, 9, 2, 3)
     assert can_be_stacked(modules)
-    with torch.no_grad():
-        together = StackedPolicies(modules)(obs)
-        for each, mine, logits in zip(modules, obs, together, strict=True):
+    together = torch.from_numpy(StackedPolicies(modules)(obs.numpy()))
+    assert together.dtype == torch.float32
+    for each, mine, logits in zip(modules, obs, together, strict=True):
+        with torch.no_grad():
             alone = each.forward_exploration({Columns.OBS: mine})[Columns.ACTION_DIST_INPUTS]
-            torch.testing.assert_close(logits, alone, rtol=1e-5, atol=1e-5)
-        assert not torch.allclose(together[0], together[1], atol=1e-2)
+        torch.testing.assert_close(logits, alone, rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(together[0], together[1], atol=1e-2)
 
 
 class Doubled(MLPModule):
     def _logits(self, features):
         return 2.0 * super()._logits(features)
+
+
+class Residual(torch.nn.Sequential):
+    def forward(self, x):
+        return super().forward(x) * 2.0
+
+
+def with_other(part, **changes):
+    changed = module()
+    for name, value in changes.items():
+        setattr(getattr(changed, part) if part else changed, name, value)
+    return changed
 
 
 def hooked():
@@ -74,6 +88,13 @@ def constrained():
         lambda: module(cls=Doubled),
         lambda: module(fcnet_hiddens=[8, 8]),
         lambda: module(fcnet_activation="relu"),
+        lambda: module(fcnet_activation="gelu"),
+        lambda: module().double(),
+        lambda: with_other(None, trunk=Residual(*module().trunk)),
+        lambda: with_other(None, trunk=torch.nn.Sequential(torch.nn.Tanh(), *module().trunk)),
+        lambda: with_other(None, policy_head=torch.nn.Linear(7, 5, bias=False)),
+        lambda: with_other("policy_head", forward=lambda x: x[:, :5]),
+        lambda: with_other(None, forward_exploration=lambda batch: batch),
         hooked,
         constrained,
         lambda: torch.nn.Linear(6, 5),
@@ -84,15 +105,73 @@ def test_what_is_not_alike_or_not_plain_is_not_stacked(other):
     assert not can_be_stacked([module(), other()]) and not can_be_stacked([other(), module()])
 
 
-@pytest.mark.parametrize("rows", [1, 10**6])
-def test_many_rows_and_few_rows_act_alike(monkeypatch, rows):
-    monkeypatch.setattr("thrust_rllib.sampling.acting.STACKED_ROWS", 0 if rows == 1 else rows)
-    (batch,) = make_runner(tiny_config("debug/random_observations")).sample(num_timesteps=40)
-    monkeypatch.undo()
-    (usual,) = make_runner(tiny_config("debug/random_observations")).sample(num_timesteps=40)
-    for module_id, streams in usual.modules.items():
-        np.testing.assert_array_equal(batch.modules[module_id].actions, streams.actions)
-        np.testing.assert_allclose(batch.modules[module_id].action_logp, streams.action_logp, atol=1e-6)
+def acting_of(space, plain, seed=0):
+    """Two agents with equal networks in both cases, acting by numpy or by their modules."""
+    torch.manual_seed(1)
+    config = declared_config([box(3)] * 2, [space] * 2)
+    runner = make_runner(config)
+    for each in runner.module.values():
+        for param in each.parameters():
+            torch.nn.init.normal_(param, std=0.7)
+    (group,) = agent_groups(runner.env, runner.module_of, True, False)
+    modules = [runner.module[m].unwrapped() for m in group.module_ids]
+    generator = torch.Generator().manual_seed(seed)
+    if plain:
+        return PlainActing(group, modules, Noise(generator))
+    return ModuleActing(group, modules, generator, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_plain_acting_is_the_twin_of_the_modules(name):
+    """Same inputs of the distribution, same mode, and samples of the same distribution."""
+    space = SPACES[name]
+    fast, slow = acting_of(space, True), acting_of(space, False)
+    obs = np.repeat(np.random.default_rng(0).normal(size=(2, 1, 3)).astype(np.float32), 20_000, axis=1)
+    mask = None
+    if name != "box":
+        mask = np.ones((2, 20_000, distribution_class(space).required_input_dim(space)), bool)
+        mask[:, :, 0] = False
+    for explore in (True, False):
+        (logits, actions), (right, expected) = (x.act(obs, mask, explore, False) for x in (fast, slow))
+        np.testing.assert_allclose(logits, right, rtol=1e-5, atol=1e-5)
+        assert actions.shape == expected.shape and actions.dtype == expected.dtype
+        if not explore:
+            np.testing.assert_allclose(actions, expected, atol=1e-5)
+            continue
+        flat, wanted = actions.reshape(2, 20_000, -1), expected.reshape(2, 20_000, -1)
+        if name == "box":
+            np.testing.assert_allclose(flat.mean(1), wanted.mean(1), atol=0.1)
+            np.testing.assert_allclose(flat.std(1), wanted.std(1), rtol=0.05)
+        else:
+            assert (flat[..., 0] > 0).all()
+            for category in range(5):
+                np.testing.assert_allclose((flat == category).mean(1), (wanted == category).mean(1), atol=0.02)
+
+
+def test_steps_draw_different_numbers_and_the_same_for_the_same_seed():
+    obs = np.zeros((2, 7, 3), np.float32)
+
+    def played(seed):
+        acting = acting_of(SPACES["discrete"], True, seed)
+        return np.stack([acting.act(obs, None, True, False)[1] for _ in range(2000)])  # several blocks of numbers
+
+    first = played(0)
+    np.testing.assert_array_equal(first, played(0))
+    assert (first != played(1)).any()
+    assert len(np.unique(first.reshape(2000, -1), axis=0)) > 500
+
+
+@pytest.mark.parametrize("env", ["debug/random_observations", "debug/multi_discrete", "debug/match_target"])
+def test_log_probabilities_of_a_rollout_are_the_modules(env):
+    runner = make_runner(tiny_config(env))
+    (batch,) = runner.sample(num_timesteps=40)
+    for module_id, streams in batch.modules.items():
+        obs, actions = (torch.from_numpy(x).flatten(0, 2) for x in (streams.obs, streams.actions))
+        module = runner.module[module_id]
+        with torch.no_grad():
+            inputs = module.forward_exploration({Columns.OBS: obs})[Columns.ACTION_DIST_INPUTS]
+        logp = module.get_exploration_action_dist_cls().from_logits(inputs).logp(actions)
+        np.testing.assert_allclose(streams.action_logp.ravel(), logp.numpy(), atol=1e-5)
 
 
 def test_weights_that_change_between_rollouts_are_taken_over():
@@ -144,7 +223,36 @@ def test_every_agent_gets_its_own_data_whatever_the_order_of_names():
         assert (batch.stream(agent).obs.argmax(-1) == number).all()
 
 
+def test_bounds_that_are_close_are_not_equal():
+    """gymnasium takes Box(-1e5, 1e5) and Box(-1e5 - 0.5, 1e5 + 0.5) for equal; each agent keeps its own bounds."""
+    spaces = [box(3, 1e5), box(3, 1e5 + 0.5)]
+    assert spaces[0] == spaces[1]
+    config = declared_config(spaces, [discrete(2)] * 2, agents=["a", "b"])
+    assert groups_of(config) == [(("a",), ("a",)), (("b",), ("b",))]
+    runner = make_runner(config)
+    assert [group.encoder.encoded_space.high.max() for group in runner._groups] == [1e5, 1e5 + 0.5]
+
+
+def test_environments_that_are_made_anew_are_played_on():
+    config = declared_config([box(3)] * 2, [discrete(2)] * 2, agents=["a", "b"])
+    config.rl_module(rl_module_spec=RLModuleSpec(module_class=Doubled, model_config={"fcnet_hiddens": [4]}))
+    runner = make_runner(config)
+    runner.sample(num_timesteps=8)
+    runner.make_env()
+    (batch,) = runner.sample(num_timesteps=8)
+    assert batch.env_steps() == 8 and list(batch.modules) == ["a", "b"]
+
+
 # ------------------------------------------------------------------------------------------- random numbers
+
+
+def test_two_rollouts_continue_as_one():
+    def actions(*lengths):
+        runner = make_runner(tiny_config("debug/random_observations"))
+        batches = [runner.sample(num_timesteps=length)[0] for length in lengths]
+        return np.concatenate([batch.modules["agent_1"].actions for batch in batches])
+
+    np.testing.assert_array_equal(actions(20, 30), actions(50))
 
 
 def test_noise_of_exactly_zero_never_chooses_what_is_masked(monkeypatch):

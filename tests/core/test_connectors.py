@@ -362,3 +362,24 @@ def make_runner_of(config):
     from thrust_rllib import JointEnvRunner
 
     return JointEnvRunner(config=config, worker_index=0)
+
+
+def test_a_module_without_moments_sees_its_observations_as_they_are_beside_one_that_has():
+    each = ObservationNormalizer(shapes={"new": (3,), "old": (3,)})
+    each.update("old", rows(0, 50)[:, :3])
+    x = np.full((2, 4, 3), 1e3, np.float32)
+    new, old = each.normalize(("new", "old"), x)
+    np.testing.assert_array_equal(new, x[0])
+    assert old.max() <= CLIP
+
+
+def test_what_a_frozen_module_sees_does_not_change(caplog):
+    config = tiny_config("debug/random_observations", runners={"normalize_observations": True}, trained=["agent_0"])
+    runner = make_runner(config)
+    with caplog.at_level("WARNING", logger="thrust_rllib"):
+        for _ in range(3):
+            runner.sample(num_timesteps=20)
+    moments = runner.normalizer.moments
+    assert moments["agent_0"].count == 60 and moments["agent_1"].count == 0
+    told = [r.getMessage() for r in caplog.records if "has no moments of observations" in r.getMessage()]
+    assert sorted(told)[0].startswith("module 'agent_1' is not trained") and len(told) == 2

@@ -48,7 +48,10 @@ def trained(config, updates=1, **options):
 # Torch's compiler looks at .grad of intermediate tensors where it breaks a graph, and looks through caches.
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`-wrapped function:UserWarning")
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
-def test_a_compiled_update_equals_the_plain_one(monkeypatch):
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_compiled_update_equals_the_plain_one(monkeypatch, backend):
+    """With two gradient passes and the couplings' gradients on the same graph."""
+
     def config(**options):
         coupled = tiny_config(cross_agent_losses={"redundancy": RedundancyPenalty()}, critic_lr=1e-3)
         return coupled.framework(**options)
@@ -58,8 +61,8 @@ def test_a_compiled_update_equals_the_plain_one(monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda f, **given: seen.update(given) or compile_function(f, **given))
     plain, _ = trained(config())
     assert not seen
-    compiled, _ = trained(config(torch_compile_learner=True, torch_compile_learner_dynamo_backend="eager"))
-    assert seen == {"backend": "eager", "mode": None}
+    compiled, _ = trained(config(torch_compile_learner=True, torch_compile_learner_dynamo_backend=backend))
+    assert seen == {"backend": backend, "mode": None}
     assert largest_difference(parameters(plain), parameters(compiled)) < 1e-6
     assert largest_difference(parameters(plain), parameters(make_learner(config()))) > 1e-4
 
@@ -94,6 +97,14 @@ def test_looking_at_the_couplings_gradients_moves_nothing():
     with_report, without = after(1), after(0)
     assert with_report[1] and not without[1]
     assert largest_difference(with_report[0], without[0]) == 0.0
+
+
+def test_a_restored_learner_knows_the_last_gradients():
+    config = tiny_config(cross_agent_losses={"r": RedundancyPenalty()})
+    learner, (first,) = trained(config)
+    other = make_learner(config)
+    other.set_state(learner.get_state())
+    assert pulls(update(other, batch_for(config)), "agent_0", "r") == pulls(first, "agent_0", "r") != {}
 
 
 def test_a_frozen_modules_share_of_a_coupling_is_nothing():

@@ -74,6 +74,7 @@ MAKERS = {
     "fused": adam(),
     "decay": adam(weight_decay=0.1, betas=(0.5, 0.9), eps=1e-3),
     "ascent": adam(maximize=True),
+    "decoupled": adam(weight_decay=0.1, decoupled_weight_decay=True),
     "amsgrad": adam(amsgrad=True),
     "plain Adam": lambda params, lr: torch.optim.Adam(params, lr=lr),
     "AdamW": lambda params, lr: torch.optim.AdamW(params, lr=lr),
@@ -159,6 +160,14 @@ def test_other_ways_to_clip(by):
             size = grad.abs().max() if by == "value" else grad.norm()
             assert 0.9e-3 < size <= 1.0001e-3
     assert max(g.norm() for g in gradients["b"] if g is not None) > 1e-2
+
+
+def test_a_step_replaced_on_the_object_is_called():
+    team, seen = Team(MAKERS["fused"]), []
+    step = team.optimizers["a"].step
+    team.optimizers["a"].step = lambda: (seen.append(1), step())
+    joint_steps(team, 2)
+    assert len(seen) == 2
 
 
 def test_a_users_hook_on_a_step_is_called():

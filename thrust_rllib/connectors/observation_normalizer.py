@@ -46,8 +46,8 @@ class ObservationNormalizer(ConnectorV2):
         super().__init__(input_observation_space, input_action_space, **kwargs)
         self.shapes = {module_id: tuple(shapes[module_id]) for module_id in sorted(shapes)}
         self.moments = {module_id: RunningMoments(shape) for module_id, shape in self.shapes.items()}
-        # {modules: (mean, std)} in float32, made when first needed: the moments are fixed during a rollout.
-        self._scales: dict[tuple[str, ...], tuple[np.ndarray, np.ndarray] | None] = {}
+        # {modules: (mean, std, limit)} in float32, made when first needed: the moments are fixed during a rollout.
+        self._scales: dict[tuple[str, ...], tuple[np.ndarray, ...] | None] = {}
 
     @override(ConnectorV2)
     def __call__(self, *, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
@@ -62,18 +62,19 @@ class ObservationNormalizer(ConnectorV2):
         scale = self._scales[module_ids]
         if scale is None:
             return obs
-        mean, std = scale
+        mean, std, limit = scale
         scaled = obs.reshape(len(module_ids), -1, *mean.shape[2:]) - mean
         scaled /= std
-        return np.clip(scaled, -CLIP, CLIP, out=scaled).reshape(obs.shape)
+        return np.clip(scaled, -limit, limit, out=scaled).reshape(obs.shape)
 
-    def _scale(self, module_ids: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray] | None:
-        """Mean and deviation [m, 1, *shape]; None before the first rollout."""
+    def _scale(self, module_ids: tuple[str, ...]) -> tuple[np.ndarray, ...] | None:
+        """Mean and deviation [m, 1, *shape], clip limit; None where nothing is known: observations stay as they are."""
         moments = [self.moments[m] for m in module_ids]
         if not any(m.count for m in moments):
             return None
         mean, std = np.stack([m.mean for m in moments]), np.stack([m.std for m in moments])
-        return mean[:, None].astype(np.float32), std[:, None].astype(np.float32)
+        limit = np.array([CLIP if m.count else np.inf for m in moments], np.float32).reshape(-1, *[1] * mean.ndim)
+        return mean[:, None].astype(np.float32), std[:, None].astype(np.float32), limit
 
     def update(self, module_id: str, obs: np.ndarray, mask: np.ndarray | None = None) -> None:
         """Takes in the rows of a finished rollout: obs […, *shape], mask […] bool."""

@@ -70,6 +70,23 @@ def _check_space(space: Any, where: str) -> None:
         )
 
 
+def equal_spaces(a: gym.Space, b: gym.Space) -> bool:
+    """Whether two spaces are equal to the last bit of their bounds; gymnasium's == takes close bounds for equal."""
+    return bool(a == b) and all(
+        np.array_equal(x.low, y.low) and np.array_equal(x.high, y.high)
+        for x, y in zip(_boxes(a), _boxes(b), strict=True)
+    )
+
+
+def _boxes(space: gym.Space) -> list[spaces.Box]:
+    if isinstance(space, spaces.Box):
+        return [space]
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        inner = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
+        return [box for each in inner for box in _boxes(each)]
+    return []
+
+
 def identical_spaces(env: JointEnv | VectorJointEnv) -> bool:
     """Whether all agents have the same array spaces, so that their data fits one array [N, E, ...]."""
     first = env.possible_agents[0]
@@ -77,7 +94,7 @@ def identical_spaces(env: JointEnv | VectorJointEnv) -> bool:
     if not isinstance(observation, ARRAY_SPACES) or not isinstance(action, ARRAY_SPACES):
         return False
     return all(
-        env.observation_spaces[agent] == observation and env.action_spaces[agent] == action
+        equal_spaces(env.observation_spaces[agent], observation) and equal_spaces(env.action_spaces[agent], action)
         for agent in env.possible_agents
     )
 

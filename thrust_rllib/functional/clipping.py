@@ -39,8 +39,10 @@ def global_norms(grads: Sequence[Tensor | None], group: Tensor, num_groups: int)
     present = _present(grads)
     if not present:
         return torch.zeros(num_groups, device=group.device)
-    squares = torch.stack(torch._foreach_norm(present, 2.0)).square()
-    return squares.new_zeros(num_groups).index_add(0, _of_present(group, grads), squares).sqrt()
+    norms = iter(torch._foreach_norm(present, 2.0))
+    nothing = present[0].new_zeros(())
+    squares = torch.stack([nothing if grad is None else next(norms) for grad in grads]).square()
+    return squares.new_zeros(num_groups).index_add(0, group, squares).sqrt()
 
 
 @torch.no_grad()
@@ -78,8 +80,8 @@ def clip_by_global_norms_(grads: Sequence[Tensor | None], group: Tensor, max_nor
     """
     norms = global_norms(grads, group, len(max_norms))
     if present := _present(grads):
-        factors = _factor(norms, max_norms.where(max_norms > 0, torch.inf))[_of_present(group, grads)]
-        torch._foreach_mul_(present, list(factors.unbind()))
+        factors = _factor(norms, max_norms.where(max_norms > 0, torch.inf))[group].unbind()
+        torch._foreach_mul_(present, [f for f, grad in zip(factors, grads, strict=True) if grad is not None])
     return norms
 
 
@@ -121,11 +123,6 @@ def _present(grads: Iterable[Tensor | None]) -> list[Tensor]:
 def _one_group(grads: Sequence[Tensor | None]) -> Tensor:
     device = next((g.device for g in grads if g is not None), None)
     return torch.zeros(len(grads), dtype=torch.long, device=device)
-
-
-def _of_present(group: Tensor, grads: Sequence[Tensor | None]) -> Tensor:
-    here = [i for i, g in enumerate(grads) if g is not None]
-    return group if len(here) == len(grads) else group[here]
 
 
 def _factor(norm: Tensor, max_norm: Tensor | float) -> Tensor:

@@ -32,6 +32,12 @@ def mask_logits(logits: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor
     return logits if mask is None else logits.masked_fill(~mask, MASKED_LOGIT)
 
 
+def gumbel_noise(out: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
+    """Fills `out` with Gumbel noise −log e, e ~ Exp(1): logit + noise is largest at category k with probability p_k."""
+    # An e of exactly 0, which float32 draws once in 2^24, would choose its category however improbable that is.
+    return out.exponential_(generator=generator).clamp_(min=TINY).log_().neg_()
+
+
 class HeadLayout:
     """Where the heads of a MultiDiscrete space lie in one vector of A logits.
 
@@ -116,10 +122,7 @@ class FactorizedCategorical(Distribution):
 
     def sample(self, generator: torch.Generator | None = None, **kwargs: Any) -> torch.Tensor:
         """One action per row, int64, drawn from `generator` (None: torch's own)."""
-        # With independent noise e_k ~ Exp(1), the largest log p_k − log e_k is category k with probability p_k. Noise
-        # of exactly 0, which float32 draws once in 2^24, would choose its category however improbable that is.
-        noise = torch.empty_like(self.logits).exponential_(generator=generator).clamp_(min=TINY).log_()
-        actions = (self.logits - noise).argmax(-1)
+        actions = (self.logits + gumbel_noise(torch.empty_like(self.logits), generator)).argmax(-1)
         return actions.squeeze(-1) if self.scalar else actions
 
     def rsample(self, **kwargs: Any) -> torch.Tensor:

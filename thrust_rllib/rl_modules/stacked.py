@@ -1,8 +1,8 @@
-"""Several alike MLP policies as one network, for acting.
+"""Several alike MLP policies as one network in numpy, for acting on the CPU.
 
-With few rows a forward pass costs what calling its operations costs. One batched product per layer then takes a tenth
-of the time of one product per module and layer (4 modules of 2 × 64, one row: 12 µs against 111 µs on one core). From a
-few hundred rows on the products themselves count, and separate ones are as fast or faster.
+Acting passes few rows through small networks: it costs what calling its operations costs. Stacked, a layer of all
+modules is one product, and numpy's calls cost less than torch's, its tanh a third (4 modules of 2 × 64 on one core: one
+row each 6 µs against 111 µs module by module in torch, 16 rows each 18 µs against 147 µs).
 """
 
 from __future__ import annotations
@@ -10,22 +10,30 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from thrust_rllib.rl_modules.mlp import ACTIVATIONS, MLPModule
+from thrust_rllib.rl_modules.distributions import distribution_class
+from thrust_rllib.rl_modules.mlp import MLPModule
 
-STACKED_ROWS = 128
-"""Up to so many rows per module the stacked policies are the faster ones."""
 
-_FORWARD = (
-    "forward_inference",
-    "forward_exploration",
-    "_forward_inference",
-    "_forward_exploration",
-    "_forward",
-    "_logits",
-)
+def _tanh(x: np.ndarray) -> np.ndarray:
+    return np.tanh(x, out=x)
+
+
+def _relu(x: np.ndarray) -> np.ndarray:
+    return np.maximum(x, 0.0, out=x)
+
+
+Activation = Callable[[np.ndarray], np.ndarray]
+ACTIVATIONS: dict[type[nn.Module], Activation] = {nn.Tanh: _tanh, nn.ReLU: _relu}
+"""The activations that have a numpy twin, which works in place."""
+
+_OWN_METHODS = (
+    "forward_inference", "forward_exploration", "_forward_inference", "_forward_exploration", "_forward", "_logits",
+    "get_inference_action_dist_cls", "get_exploration_action_dist_cls",
+)  # fmt: skip
 
 
 class StackedPolicies:
@@ -37,49 +45,67 @@ class StackedPolicies:
         modules: for which `can_be_stacked` holds.
     """
 
-    @torch.no_grad()
     def __init__(self, modules: Sequence[MLPModule]) -> None:
-        layers = zip(*([*module.trunk, module.policy_head] for module in modules), strict=True)
-        self._layers: list[tuple[Tensor, Tensor] | Callable[[Tensor], Tensor]] = []
-        for alike in layers:
+        self._layers: list[tuple[np.ndarray, np.ndarray] | Activation] = []
+        for alike in zip(*map(_layers, modules), strict=True):
             if isinstance(alike[0], nn.Linear):
-                weight = torch.stack([layer.weight for layer in alike]).mT.contiguous()
-                self._layers.append((weight, torch.stack([layer.bias for layer in alike])[:, None]))
+                weight = _stack([layer.weight.mT for layer in alike])
+                self._layers.append((weight, _stack([layer.bias for layer in alike])[:, None]))
             else:
-                self._layers.append(alike[0].forward)
-        self._log_std: Tensor | None = None
-        log_stds: list[Tensor] = [module.log_std for module in modules if module.log_std is not None]
-        if log_stds:
-            self._log_std = torch.stack(log_stds)[:, None]
+                self._layers.append(ACTIVATIONS[type(alike[0])])
+        log_stds = [module.log_std for module in modules if module.log_std is not None]
+        self._log_std = _stack(log_stds)[:, None] if log_stds else None
 
-    def __call__(self, obs: Tensor) -> Tensor:
-        """Inputs of the action distributions [m, R, A] of observations [m, R, …]."""
-        x = obs.flatten(2) if obs.ndim > 3 else obs
+    def __call__(self, obs: np.ndarray) -> np.ndarray:
+        """Inputs of the action distributions [m, R, A] of observations [m, R, …], float32."""
+        x = obs.reshape(*obs.shape[:2], -1)
         for layer in self._layers:
-            x = torch.baddbmm(layer[1], x, layer[0]) if isinstance(layer, tuple) else layer(x)
+            if isinstance(layer, tuple):
+                x = np.matmul(x, layer[0])
+                x += layer[1]
+            else:
+                x = layer(x)
         if self._log_std is None:
             return x
-        return torch.cat([x, self._log_std.expand_as(x)], dim=-1)
+        return np.concatenate([x, np.broadcast_to(self._log_std, x.shape)], axis=-1)
 
 
 def can_be_stacked(modules: Sequence[Any]) -> bool:
-    """Whether the modules act by `MLPModule`'s own forward pass through layers of the same kinds and shapes."""
-    first = modules[0]
-    return all(_is_plain(module) and _shape(module) == _shape(first) for module in modules)
+    """Whether the modules act by `MLPModule`'s own forward pass, through layers of the same kinds and shapes."""
+    return all(map(_is_plain, modules)) and all(_shape(module) == _shape(modules[0]) for module in modules[1:])
 
 
 def _is_plain(module: Any) -> bool:
-    if not isinstance(module, MLPModule) or not isinstance(module.trunk, nn.Sequential):
+    if not isinstance(module, MLPModule) or type(module.trunk) is not nn.Sequential:
         return False
-    layers = [*module.trunk, module.policy_head]
+    layers = _layers(module)
+    parts: list[nn.Module] = [module, module.trunk, *layers]
     return (
-        all(getattr(type(module), name) is getattr(MLPModule, name) for name in _FORWARD)
-        and all(type(layer) in (nn.Linear, *ACTIVATIONS.values()) for layer in layers)
-        and not any(part._forward_hooks or part._forward_pre_hooks for part in [module, module.trunk, *layers])
+        # The activations work in place, on what the layer before has made.
+        type(layers[0]) is nn.Linear
+        and all(layer.bias is not None for layer in layers if isinstance(layer, nn.Linear))
+        and not any(map(_is_changed, parts))
+        and all(getattr(type(module), name) is getattr(MLPModule, name) for name in _OWN_METHODS)
+        and module.action_dist_cls is distribution_class(module.action_space)
+        and all(type(layer) in (nn.Linear, *ACTIVATIONS) for layer in layers)
+        and all(param.device.type == "cpu" and param.dtype == torch.float32 for param in module.parameters())
     )
 
 
+def _is_changed(module: nn.Module) -> bool:
+    """Whether this one object does something else than its class: hooks, or a method of its own."""
+    methods = {"forward", *_OWN_METHODS} & vars(module).keys()
+    return bool(module._forward_hooks or module._forward_pre_hooks or methods)
+
+
+def _layers(module: MLPModule) -> list[nn.Module]:
+    return [*module.trunk, module.policy_head]
+
+
 def _shape(module: MLPModule) -> list[Any]:
-    layers = [*module.trunk, module.policy_head]
-    described = [layer.weight.shape if isinstance(layer, nn.Linear) else type(layer) for layer in layers]
-    return [*described, module.log_std is None]
+    described = [x.weight.shape if isinstance(x, nn.Linear) else type(x) for x in _layers(module)]
+    return [*described, module.log_std is None, module.action_space]
+
+
+def _stack(parameters: Sequence[torch.Tensor]) -> np.ndarray:
+    return np.stack([p.detach().numpy() for p in parameters])

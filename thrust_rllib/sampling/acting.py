@@ -1,4 +1,7 @@
-"""How a team acts: encoded observations of all agents to actions for the environment."""
+"""How a team acts: encoded observations of all agents to actions for the environment.
+
+A group of agents acts by numpy where its modules are plain MLPs on the CPU (`plain_acting`), else by its modules.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,10 @@ from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule
 from torch import Tensor
 
 from thrust_rllib.connectors.observation_normalizer import ObservationNormalizer
-from thrust_rllib.rl_modules.distributions import DiagonalGaussian, FactorizedCategorical, mask_logits
-from thrust_rllib.rl_modules.stacked import STACKED_ROWS, StackedPolicies, can_be_stacked
+from thrust_rllib.rl_modules.distributions import mask_logits
+from thrust_rllib.rl_modules.stacked import can_be_stacked
 from thrust_rllib.sampling.agent_groups import AgentGroup
+from thrust_rllib.sampling.plain_acting import Noise, PlainActing
 
 
 @dataclass(frozen=True)
@@ -52,15 +56,22 @@ class TeamActor:
     ) -> None:
         self.groups = [part for group in groups for part in _acting_together(group, module)]
         self.normalizer = normalizer
+        self._modules = [[module[module_id] for module_id in group.module_ids] for group in self.groups]
         self._device = torch.device(device)
         self._generator = torch.Generator(self._device)
         self._generator.manual_seed(seed)
-        self._policies = [GroupPolicy(group, module, self._device) for group in self.groups]
+        self._noise = [Noise(self._generator) for _ in self.groups]
+        self.take_weights()
 
     def take_weights(self) -> None:
-        """To be called when the modules' weights may have changed."""
-        for policy in self._policies:
-            policy.take_weights()
+        """To be called when the modules' weights may have changed: before each rollout."""
+        self._acting: list[PlainActing | ModuleActing] = []
+        for group, modules, noise in zip(self.groups, self._modules, self._noise, strict=True):
+            plain = [module.unwrapped() for module in modules]
+            if can_be_stacked(plain):
+                self._acting.append(PlainActing(group, plain, noise))
+            else:
+                self._acting.append(ModuleActing(group, modules, self._generator, self._device))
 
     def act(
         self,
@@ -78,26 +89,17 @@ class TeamActor:
             random_actions: ignore the modules' outputs and draw uniformly from what is allowed.
         """
         acted = []
-        with torch.no_grad():
-            for group, policy, obs, mask in zip(self.groups, self._policies, encoded, masks, strict=True):
-                if self.normalizer is not None:
-                    obs = self.normalizer.normalize(group.module_ids, obs)
-                logits = policy.logits(obs, explore, self._generator)
-                if random_actions:
-                    logits = torch.zeros_like(logits)
-                if mask is not None:
-                    logits = mask_logits(logits, torch.from_numpy(mask).to(self._device))
-                if random_actions and isinstance(group.action_space, gym.spaces.Box):
-                    actions = torch.empty((*obs.shape[:2], *group.action_shape), device=self._device)
-                    actions.uniform_(-1.0, 1.0, generator=self._generator)
-                else:
-                    actions = policy.choose(logits, explore or random_actions, self._generator)
-                acted.append(Acted(obs, logits.cpu().numpy(), actions.cpu().numpy()))
+        for group, acting, obs, mask in zip(self.groups, self._acting, encoded, masks, strict=True):
+            if self.normalizer is not None:
+                obs = self.normalizer.normalize(group.module_ids, obs)
+            logits, actions = acting.act(obs, mask, explore, random_actions)
+            acted.append(Acted(obs, logits, actions))
         return acted
 
     def logp(self, index: int, logits: np.ndarray, actions: np.ndarray) -> np.ndarray:
         """Log-probabilities [T, k, E] of stored actions [T, k, E, …] of a group under stored logits [T, k, E, A]."""
-        return self._policies[index].logp(torch.from_numpy(logits), torch.from_numpy(actions)).numpy()
+        distribution = self._modules[index][0].get_exploration_action_dist_cls()
+        return distribution.from_logits(torch.from_numpy(logits)).logp(torch.from_numpy(actions)).numpy()
 
 
 def _acting_together(group: AgentGroup, module: MultiRLModule) -> list[AgentGroup]:
@@ -107,74 +109,70 @@ def _acting_together(group: AgentGroup, module: MultiRLModule) -> list[AgentGrou
     return group.split()
 
 
-class GroupPolicy:
-    """The modules of one group of agents: a single one, or several that `can_be_stacked`."""
+class ModuleActing:
+    """Acts by the modules' own forward passes and their distributions.
 
-    def __init__(self, group: AgentGroup, module: MultiRLModule, device: torch.device) -> None:
-        self._modules = [module[module_id] for module_id in group.module_ids]
-        self._module_ids = group.module_ids
+    Args:
+        group: the agents.
+        modules: one, or several with the same distributions.
+        generator: what everything random is drawn from.
+        device: of the modules.
+    """
+
+    def __init__(
+        self, group: AgentGroup, modules: Sequence[Any], generator: torch.Generator, device: torch.device
+    ) -> None:
+        self._group = group
+        self._modules = modules
+        self._generator = generator
         self._device = device
-        self.take_weights()
 
-    def take_weights(self) -> None:
-        """See `TeamActor.take_weights`."""
-        modules = [module.unwrapped() for module in self._modules]
-        self._ours = can_be_stacked(modules)
-        self._stacked = StackedPolicies(modules) if self._ours and len(modules) > 1 else None
-        self._exploration = modules[0].get_exploration_action_dist_cls()
-        self._inference = modules[0].get_inference_action_dist_cls()
+    def act(
+        self, obs: np.ndarray, mask: np.ndarray | None, explore: bool, random_actions: bool
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """As `PlainActing.act`."""
+        with torch.no_grad(), _drawing_from(self._generator):
+            logits = self._logits(obs, explore)
+            if random_actions:
+                logits = torch.zeros_like(logits)
+            if mask is not None:
+                logits = mask_logits(logits, torch.from_numpy(mask).to(self._device))
+            if random_actions and isinstance(self._group.action_space, gym.spaces.Box):
+                actions = torch.rand(*obs.shape[:2], *self._group.action_shape, device=self._device) * 2.0 - 1.0
+            else:
+                actions = self._choose(logits, explore or random_actions)
+        return logits.cpu().numpy(), actions.cpu().numpy()
 
-    def logits(self, obs: np.ndarray, explore: bool, generator: torch.Generator) -> Tensor:
-        """Inputs of the action distributions [k, E, A] of normalised observations [k, E, …]."""
-        inputs = torch.from_numpy(obs).to(self._device)
-        leading = inputs.shape[:2]
-        rows = inputs.reshape(len(self._modules), -1, *inputs.shape[2:])
-        if self._stacked is not None and rows.shape[1] <= STACKED_ROWS:
-            outputs = self._stacked(rows)
-        elif self._ours:
-            outputs = self._one_by_one(rows, explore)
-        else:
-            with _drawing_from(generator):  # a module that draws random numbers takes them from torch's own generator
-                outputs = self._one_by_one(rows, explore)
-        return outputs.view(*leading, -1)
-
-    def _one_by_one(self, rows: Tensor, explore: bool) -> Tensor:
-        logits = []
-        for module_id, module, obs in zip(self._module_ids, self._modules, rows, strict=True):
-            batch = {Columns.OBS: obs}
+    def _logits(self, obs: np.ndarray, explore: bool) -> Tensor:
+        rows = torch.from_numpy(obs).to(self._device)
+        parts = []
+        for (module_id, mine), module in zip(self._group.by_module, self._modules, strict=True):
+            batch = {Columns.OBS: rows[mine].flatten(0, 1)}
             outputs = module.forward_exploration(batch) if explore else module.forward_inference(batch)
             if Columns.ACTION_DIST_INPUTS not in outputs:
                 raise ValueError(
                     f"module {module_id!r} ({type(module).__name__}) returned {sorted(outputs)}; PPO needs "
                     f"'{Columns.ACTION_DIST_INPUTS}' (the logits) from forward_exploration and forward_inference"
                 )
-            logits.append(outputs[Columns.ACTION_DIST_INPUTS])
-        return torch.cat(logits)
+            parts.append(outputs[Columns.ACTION_DIST_INPUTS])
+        return torch.cat(parts).view(*obs.shape[:2], -1)
 
-    def choose(self, logits: Tensor, sample: bool, generator: torch.Generator) -> Tensor:
-        """Actions [k, E, …]: a sample, or the mode."""
-        distribution = (self._exploration if sample else self._inference).from_logits(logits)
-        if not sample:
-            return distribution.to_deterministic().sample()
-        if isinstance(distribution, (FactorizedCategorical, DiagonalGaussian)):
-            return distribution.sample(generator=generator)
-        with _drawing_from(generator):
-            return distribution.sample()
-
-    def logp(self, logits: Tensor, actions: Tensor) -> Tensor:
-        """See `TeamActor.logp`."""
-        return self._exploration.from_logits(logits).logp(actions)
+    def _choose(self, logits: Tensor, sample: bool) -> Tensor:
+        module = self._modules[0]
+        if sample:
+            return module.get_exploration_action_dist_cls().from_logits(logits).sample()
+        return module.get_inference_action_dist_cls().from_logits(logits).to_deterministic().sample()
 
 
 @contextmanager
 def _drawing_from(generator: torch.Generator) -> Iterator[None]:
     """Lets code that draws from torch's own generator of the device draw from `generator` instead."""
     device = generator.device
-    state_of = torch if device.type == "cpu" else getattr(torch, device.type)
-    outside = state_of.get_rng_state()
-    state_of.set_rng_state(generator.get_state())
+    own = torch.default_generator if device.type == "cpu" else torch.cuda.default_generators[device.index or 0]
+    outside = own.get_state()
+    own.set_state(generator.get_state())
     try:
         yield
     finally:
-        generator.set_state(state_of.get_rng_state())
-        state_of.set_rng_state(outside)
+        generator.set_state(own.get_state())
+        own.set_state(outside)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ import numpy as np
 from thrust_rllib.connectors.action_decoding import ActionDecoder
 from thrust_rllib.connectors.observation_encoding import ObservationEncoder
 from thrust_rllib.envs.joint_env import VectorJointEnv
-from thrust_rllib.envs.spaces import ACTION_MASK, batch_row, mask_length
+from thrust_rllib.envs.spaces import ACTION_MASK, batch_row, equal_spaces, mask_length
 from thrust_rllib.joint_batch import AgentID, ModuleID
 
 
@@ -147,13 +146,20 @@ def agent_groups(
     for module_id, agents in teams.items():
         _check_same_spaces(env, module_id, agents)
 
-    def kind(module_id: ModuleID) -> tuple[Any, ...]:
-        first = teams[module_id][0]
-        return len(teams[module_id]), env.observation_spaces[first], env.action_spaces[first]
+    def alike(module_id: ModuleID, other: ModuleID) -> bool:
+        one, two = teams[module_id][0], teams[other][0]
+        return len(teams[module_id]) == len(teams[other]) and all(
+            equal_spaces(spaces[one], spaces[two]) for spaces in (env.observation_spaces, env.action_spaces)
+        )
 
+    runs: list[list[ModuleID]] = []
+    for module_id in teams:
+        if runs and alike(runs[-1][0], module_id):
+            runs[-1].append(module_id)
+        else:
+            runs.append([module_id])
     groups = []
-    for _, alike_ids in itertools.groupby(teams, key=kind):
-        module_ids = list(alike_ids)
+    for module_ids in runs:
         agents = [agent for module_id in module_ids for agent in teams[module_id]]
         groups.append(
             AgentGroup(
@@ -174,7 +180,7 @@ def _check_same_spaces(env: VectorJointEnv, module_id: ModuleID, agents: Sequenc
     first = agents[0]
     for agent in agents[1:]:
         for kind, spaces in (("observation", env.observation_spaces), ("action", env.action_spaces)):
-            if spaces[agent] != spaces[first]:
+            if not equal_spaces(spaces[agent], spaces[first]):
                 raise ValueError(
                     f"agents {first!r} and {agent!r} share module {module_id!r} but their {kind} spaces differ: "
                     f"{spaces[first]} and {spaces[agent]}. Give each its own module, e.g. "

@@ -78,26 +78,28 @@ class EpisodeStatistics:
             keep: bool [E], environments whose steps and finished episodes count.
             times: [T], a clock in seconds after each step.
         """
-        start = np.zeros(len(keep), np.int64)  # the first step of the episode that runs
-        for t, e in np.argwhere(over).tolist():
-            part = slice(start[e], t + 1)
-            if keep[e]:
-                self._num_finished += 1
-                self._finished.append(
-                    (
-                        self._returns[:, e] + rewards[part, :, e].sum(axis=0, dtype=np.float64),
-                        self._steps[:, e] + present[part, :, e].sum(axis=0),
-                        int(self._lengths[e] + t + 1 - start[e]),
-                        times[t] - self._started[e],
-                    )
-                )
-            self._returns[:, e], self._steps[:, e], self._lengths[e], self._started[e] = 0.0, 0, 0, times[t]
-            start[e] = t + 1
-        runs_on = (np.arange(len(over))[:, None] >= start)[:, None]
-        self._returns += rewards.sum(axis=0, dtype=np.float64, where=runs_on)
-        self._steps += present.sum(axis=0, where=runs_on)
-        self._lengths += len(over) - start
-        self._agent_steps += present[:, :, keep].sum(axis=(0, 2))
+        steps = len(over)
+        after = np.maximum.accumulate(np.where(over, np.arange(1, steps + 1)[:, None], 0), axis=0)
+        starts = np.concatenate([np.zeros_like(after[:1]), after])  # [T + 1, E] the first step of the running episode
+        paid, acted = _sums(rewards, np.float64), _sums(present, np.int64)
+
+        t, e = np.nonzero(over & keep)
+        start = starts[t, e]
+        first = start == 0  # began in an earlier call
+        returns = paid[t + 1, :, e] - paid[start, :, e] + np.where(first, self._returns[:, e], 0.0).T
+        agent_steps = acted[t + 1, :, e] - acted[start, :, e] + np.where(first, self._steps[:, e], 0).T
+        lengths = t + 1 - start + np.where(first, self._lengths[e], 0)
+        seconds = times[t] - np.where(first, self._started[e], times[start - 1])
+        self._num_finished += len(t)
+        self._finished.extend(zip(returns, agent_steps, lengths.tolist(), seconds.tolist(), strict=True))
+
+        start, every = starts[-1], np.arange(len(keep))
+        ended = start > 0
+        self._returns = np.where(ended, 0.0, self._returns) + (paid[-1] - paid[start, :, every].T)
+        self._steps = np.where(ended, 0, self._steps) + (acted[-1] - acted[start, :, every].T)
+        self._lengths = np.where(ended, 0, self._lengths) + steps - start
+        self._started = np.where(ended, times[start - 1], self._started)
+        self._agent_steps += acted[-1][:, keep].sum(axis=1)
 
     def pop_counts(self) -> tuple[int, np.ndarray]:
         """Episodes finished and steps of each agent [N] since the last call."""
@@ -129,3 +131,8 @@ class EpisodeStatistics:
         )
         metrics.log_dict({EPISODE_LEN_MIN: lengths.min(), EPISODE_RETURN_MIN: totals.min()}, reduce="min", window=1)
         metrics.log_dict({EPISODE_LEN_MAX: lengths.max(), EPISODE_RETURN_MAX: totals.max()}, reduce="max", window=1)
+
+
+def _sums(x: np.ndarray, dtype: Any) -> np.ndarray:
+    """[T, N, E] to [T + 1, N, E]: the sum of the first t steps."""
+    return np.concatenate([np.zeros((1, *x.shape[1:]), dtype), np.cumsum(x, axis=0, dtype=dtype)])

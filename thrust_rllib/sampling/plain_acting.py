@@ -1,0 +1,115 @@
+"""Acting of plain MLP policies, in numpy from observation to action: the fast twin of `acting.ModuleActing`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import gymnasium as gym
+import numpy as np
+import torch
+
+from thrust_rllib.rl_modules.distributions import MASKED_LOGIT, gumbel_noise
+from thrust_rllib.rl_modules.mlp import MLPModule
+from thrust_rllib.rl_modules.stacked import StackedPolicies
+from thrust_rllib.sampling.agent_groups import AgentGroup
+
+NUMBERS_OF_A_BLOCK = 1 << 16
+"""At most so many random numbers are drawn at once: some hundred steps of a small team."""
+
+
+class PlainActing:
+    """Acts by the modules' policies with the weights they have now.
+
+    Args:
+        group: the agents.
+        modules: of the group; `can_be_stacked` holds.
+        noise: what everything random is taken from.
+    """
+
+    def __init__(self, group: AgentGroup, modules: Sequence[MLPModule], noise: Noise) -> None:
+        self._policies = StackedPolicies(modules)
+        self._num_modules = len(modules)
+        space = group.action_space
+        self._box = isinstance(space, gym.spaces.Box)
+        # Where the heads of a MultiDiscrete lie among the logits; None for one head, whose action is a number.
+        self._heads: list[slice] | None = None
+        if isinstance(space, gym.spaces.MultiDiscrete):
+            ends = np.cumsum(space.nvec).tolist()
+            self._heads = [slice(end - size, end) for size, end in zip(space.nvec.tolist(), ends, strict=True)]
+        self._noise = noise
+
+    def act(
+        self, obs: np.ndarray, mask: np.ndarray | None, explore: bool, random_actions: bool
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """One step.
+
+        Args:
+            obs: normalised observations [k, E, …].
+            mask: bool [k, E, A] or None.
+            explore: sample; False takes the mode.
+            random_actions: draw uniformly from what is allowed.
+
+        Returns:
+            The (masked) inputs of the action distributions [k, E, A], and actions [k, E, …].
+        """
+        leading = obs.shape[:2]
+        logits = self._policies(obs.reshape(self._num_modules, -1, *obs.shape[2:])).reshape(*leading, -1)
+        if random_actions:
+            logits = np.zeros_like(logits)
+        if mask is not None:
+            logits = np.where(mask, logits, np.float32(MASKED_LOGIT))
+        if self._box:
+            return logits, self._numbers(logits, explore, random_actions)
+        return logits, self._categories(logits, explore or random_actions)
+
+    def _categories(self, logits: np.ndarray, sample: bool) -> np.ndarray:
+        """The largest logit of each head, with Gumbel noise for a sample."""
+        if sample:
+            logits = logits + self._noise.gumbel.next(logits.shape)
+        if self._heads is None:
+            return logits.argmax(-1)
+        return np.stack([logits[..., head].argmax(-1) for head in self._heads], axis=-1)
+
+    def _numbers(self, inputs: np.ndarray, explore: bool, random_actions: bool) -> np.ndarray:
+        mean, log_std = np.split(inputs, 2, axis=-1)
+        if random_actions:
+            return self._noise.uniform.next(mean.shape).copy()
+        if not explore:
+            return mean
+        return mean + np.exp(log_std) * self._noise.normal.next(mean.shape)
+
+
+class Noise:
+    """Random numbers of three kinds for step after step; whoever takes them keeps them over changes of weights.
+
+    Args:
+        generator: on the CPU.
+    """
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self.gumbel = Blocks(lambda shape: gumbel_noise(torch.empty(shape), generator))
+        self.normal = Blocks(lambda shape: torch.empty(shape).normal_(generator=generator))
+        self.uniform = Blocks(lambda shape: torch.empty(shape).uniform_(-1.0, 1.0, generator=generator))
+
+
+class Blocks:
+    """Numbers of one kind, drawn for many steps at once.
+
+    Args:
+        draw: a shape to numbers of that shape.
+    """
+
+    def __init__(self, draw: Callable[[tuple[int, ...]], torch.Tensor]) -> None:
+        self._draw = draw
+        self._block = np.empty((0,))
+        self._used = 0
+
+    def next(self, shape: tuple[int, ...]) -> np.ndarray:
+        """Numbers of `shape`, float32; a view."""
+        if self._used == len(self._block) or self._block.shape[1:] != shape:
+            # The first blocks are small: who plays a few steps does not pay for hundreds.
+            most = NUMBERS_OF_A_BLOCK // max(1, int(np.prod(shape)))
+            steps = max(1, min(2 * len(self._block) or 16, most))
+            self._block, self._used = self._draw((steps, *shape)).numpy(), 0
+        self._used += 1
+        return self._block[self._used - 1]
