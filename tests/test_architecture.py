@@ -21,7 +21,7 @@ LAYERS: dict[str, list[str]] = {
     "names": ["options", "teams"],
     "modules and connectors": ["rl_modules.", "connectors."],
     "sampling": ["sampling.", "env_runner"],
-    "losses": ["minibatches", "joint_rows", "joint_losses", "optimizer_pass", "coupling_gradients"],
+    "losses": ["minibatches", "joint_rows", "joint_losses", "minibatch_losses", "optimizer_pass", "coupling_gradients"],
     "learning": ["metrics", "learner_checks", "learner", "learner_group"],
     "algorithm": ["unserved_options", "config_checks", "config", "algorithm", "registration"],
     "runs": ["confidence", "recipes", "evaluation", "baselines", "trained_team", "team_features"],

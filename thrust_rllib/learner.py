@@ -10,7 +10,7 @@ The file is longer than others so that an update is read from top to bottom in o
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -30,15 +30,10 @@ from thrust_rllib import functional as F
 from thrust_rllib import metrics
 from thrust_rllib.coupling_gradients import CouplingGradients, coupling_gradients
 from thrust_rllib.joint_batch import JointBatch
-from thrust_rllib.joint_losses import (
-    Coefficients,
-    JointLosses,
-    ModuleAxis,
-    compute_joint_losses,
-    forward_team,
-)
+from thrust_rllib.joint_losses import Coefficients, JointLosses, ModuleAxis
 from thrust_rllib.joint_rows import JointRows, joint_rows
 from thrust_rllib.learner_checks import check_modules, check_team, prepare_couplings, rollouts_of
+from thrust_rllib.minibatch_losses import possibly_compiled_losses
 from thrust_rllib.minibatches import joint_minibatches, rows_per_epoch
 from thrust_rllib.optimizer_pass import OptimizerPass
 
@@ -81,7 +76,7 @@ class JointPPOLearner(TorchLearner):
             self._generator.manual_seed(config.seed)
         self._warned_non_finite: set[str] = set()
         self._told_minibatches = False
-        self._losses = self._possibly_compiled(_losses_of_minibatch)
+        self._losses = possibly_compiled_losses(config)
         # {coupling: {module: {norm, norm_ratio, cosine}}} of the last update that looked at them.
         self._coupling_gradients: dict[str, dict[ModuleID, dict[str, float]]] = {}
         modules = {m: self.module[m].unwrapped() for m in self._module_ids()}
@@ -90,23 +85,6 @@ class JointPPOLearner(TorchLearner):
 
     def _module_ids(self) -> list[ModuleID]:
         return sorted(self.module.keys())
-
-    def _possibly_compiled(self, function: Callable[..., JointLosses]) -> Callable[..., JointLosses]:
-        """Compiled with `torch_compile_learner`; RLlib compiles single modules' forward passes, which pays less."""
-        if not self.config.torch_compile_learner:
-            return function
-        compiled = torch.compile(
-            function,
-            backend=self.config.torch_compile_learner_dynamo_backend,
-            mode=self.config.torch_compile_learner_dynamo_mode,
-        )
-
-        def run(*args: Any, **kwargs: Any) -> JointLosses:
-            # Several gradients are taken of one graph: a backward pass must not reuse the memory of the forward pass.
-            with torch._functorch.config.patch(donated_buffer=False):
-                return compiled(*args, **kwargs)
-
-        return run
 
     def _schedule(self, value: Any) -> Scheduler:
         return Scheduler(fixed_value_or_schedule=value, framework=self.framework, device=self._device)
@@ -378,13 +356,6 @@ class JointPPOLearner(TorchLearner):
             for module_id, moments in joint["value_normalizers"].items():
                 if module_id in self._value_normalizers:
                     self._value_normalizers[module_id].set_state(moments)
-
-
-def _losses_of_minibatch(
-    module: Any, minibatch: JointRows, trained: Mapping[ModuleID, bool], **settings: Any
-) -> JointLosses:
-    """Forward and losses: what `torch_compile_learner` compiles."""
-    return compute_joint_losses(forward_team(module, minibatch, trained), minibatch, **settings)
 
 
 JOINT_STATE = "joint"

@@ -20,7 +20,7 @@ def test_run_finishes_and_says_where_everything_is(run):
     assert code == 0 and "error: " not in err
     for name in ("report/learning_curves.png", "checkpoints/iteration_000005", "progress.csv", "tensorboard --logdir"):
         assert name in out
-    assert "evaluation (4 episodes)" in out and "all agents" in out
+    assert "evaluation (4 episodes, greedy)" in out and "all agents" in out
 
 
 def test_output_without_a_terminal_is_one_plain_line_per_iteration(run):

@@ -306,17 +306,17 @@ def test_a_schedule_per_module():
 
 
 def test_statistics_are_means_over_the_gradient_steps(monkeypatch):
-    from thrust_rllib import learner as learner_module
+    from thrust_rllib import minibatch_losses as module_of_losses
 
     seen = []
-    compute = learner_module.compute_joint_losses
+    compute = module_of_losses.compute_joint_losses
 
     def spy(*args, **kwargs):
         losses = compute(*args, **kwargs)
         seen.append(losses)
         return losses
 
-    monkeypatch.setattr(learner_module, "compute_joint_losses", spy)
+    monkeypatch.setattr(module_of_losses, "compute_joint_losses", spy)
     config = tiny_config(iterate_all_minibatches=True, minibatch_size=24)  # the short last chunk counts as one step
     _, (result,) = trained(config)
     assert result["__all_modules__"]["num_minibatch_steps"] == len(seen) == 6
@@ -370,9 +370,9 @@ def test_an_epochs_share_of_the_rollout_is_told_once(caplog):
 
 def poison(monkeypatch, agent, at):
     """Makes the policy loss of `agent` NaN in minibatch `at` (counted from 1)."""
-    from thrust_rllib import learner as learner_module
+    from thrust_rllib import minibatch_losses as module_of_losses
 
-    forward, count = learner_module.forward_team, [0]
+    forward, count = module_of_losses.forward_team, [0]
 
     def forward_team(module, rows, trained):
         outputs = forward(module, rows, trained)
@@ -382,7 +382,7 @@ def poison(monkeypatch, agent, at):
             outputs.logp.data[index, 0] = float("nan")
         return outputs
 
-    monkeypatch.setattr(learner_module, "forward_team", forward_team)
+    monkeypatch.setattr(module_of_losses, "forward_team", forward_team)
 
 
 @pytest.mark.parametrize("critic_lr", [None, 1e-3])

@@ -90,7 +90,8 @@ def _returns(outcome: Outcome) -> Table:
     table.add_column("return per episode")
     table.add_column("last of training", justify="right")
     if outcome.evaluation is not None:
-        table.add_column(f"evaluation ({evaluated.get('num_episodes', 0):,.0f} episodes)", justify="right")
+        how = "sampled" if evaluated.get("sampled") else "greedy"
+        table.add_column(f"evaluation ({evaluated.get('num_episodes', 0):,.0f} episodes, {how})", justify="right")
     rows = {"all agents": (outcome.progress.return_mean, evaluated.get("episode_return_mean"))}
     of_agents = evaluated.get("agent_episode_returns_mean", {})
     rows |= {agent: (trained.get(agent), of_agents.get(agent)) for agent in list(trained or of_agents)}

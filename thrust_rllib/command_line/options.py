@@ -149,7 +149,12 @@ def build_config(options: TrainOptions) -> JointPPOConfig:
             cross_agent_coeffs={"redundancy": options.redundancy},
         )
     if options.eval_episodes:
-        config.evaluation(evaluation_interval=_NEVER, evaluation_duration=options.eval_episodes)
+        # Greedy, as `thrust-rllib evaluate` plays unless told otherwise.
+        config.evaluation(
+            evaluation_interval=_NEVER,
+            evaluation_duration=options.eval_episodes,
+            evaluation_config={"explore": False},
+        )
     settings = parse_pairs("--set", options.settings)
     config.update_from_dict(settings)
     if options.lr is None and "lr" not in settings:

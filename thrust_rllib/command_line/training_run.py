@@ -33,7 +33,7 @@ class Outcome:
         progress: after the last iteration; None if there was none.
         checkpoint: the last one.
         plot: the learning curves.
-        evaluation: results of the evaluation at the end.
+        evaluation: results of the evaluation at the end, and whether its actions were "sampled" (or greedy).
         interrupted: by Ctrl-C or SIGTERM.
         at_once: by a second one, which left the rest undone.
         error: what failed while it ran.
@@ -158,7 +158,8 @@ def run_training(
                 _train(algo, folder, limit, view, checkpoint_every, stop, outcome)
                 if evaluate and not stop.requested:
                     view.doing("evaluating")
-                    outcome.evaluation = algo.evaluate()["env_runners"]
+                    played = algo.evaluate()["env_runners"]
+                    outcome.evaluation = {**played, "sampled": bool(algo.evaluation_config.explore)}
             except Exception as error:
                 outcome.error = error
                 (folder.path / ERROR_FILE).write_text(traceback.format_exc(), "utf-8")
