@@ -34,49 +34,35 @@ import os
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
-import argparse
-import csv
-import logging
-import platform
-import shlex
-import subprocess
-import sys
 import time
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
-import ray
-import torch
-from rich.console import Console
-from rich.table import Table
+from common.results import RESULTS, Row, command, merged, read, write
+from common.rounds import console, run_script, start_quietly
+from common.runs import as_text, mean_and_error, run_each, versions
+from common.tasks import CURVE_EVERY, EVALUATION_SEED, Task, chosen_runs, curve_as_text, new_table, task_parser, train
 
-import thrust_rllib
 from thrust_rllib import JointPPOConfig, RedundancyPenalty
 from thrust_rllib.envs import calibrate, gap_closed
 from thrust_rllib.evaluation import PlayedEpisodes, play_episodes
 from thrust_rllib.recipes import recipe
 
-RESULTS = Path(__file__).parent / "results" / "learning.csv"
+NAME = "learning"
 CASE = ("task", "seed", "redundancy")
 REDUNDANCY = 0.1
-EVALUATE_EVERY = 10  # iterations
 CALIBRATION_EPISODES = 10_000
-EVALUATION_SEED, CROSSING_SEED = 1_000_000, 2_000_000  # far from the seeds of training
+CROSSING_SEED = 2_000_000  # as far from the seeds of training as EVALUATION_SEED
 
 
 @dataclass(frozen=True)
-class Task:
-    """A task with its bar; `scenario` is that of the bucket brigade, None elsewhere."""
+class RecipeTask(Task):
+    """`scenario` is that of the bucket brigade, None elsewhere."""
 
-    env: str
-    steps: int
-    bar: float
-    seeds: tuple[int, ...]
     scenario: str | None = None
 
     @property
@@ -89,10 +75,10 @@ class Task:
 
 
 TASKS = {
-    "minimal_specialization": Task("bucket_brigade", 200_000, 0.9, (0, 1, 2), "minimal_specialization"),
-    "rest_trap": Task("bucket_brigade", 200_000, 0.9, (0, 1, 2), "rest_trap"),
-    "cartpole": Task("CartPole-v1", 150_000, 475.0, (0, 1, 2)),
-    "pendulum": Task("Pendulum-v1", 300_000, -400.0, (0,)),
+    "minimal_specialization": RecipeTask("bucket_brigade", 200_000, 0.9, (0, 1, 2), "minimal_specialization"),
+    "rest_trap": RecipeTask("bucket_brigade", 200_000, 0.9, (0, 1, 2), "rest_trap"),
+    "cartpole": RecipeTask("CartPole-v1", 150_000, 475.0, (0, 1, 2)),
+    "pendulum": RecipeTask("Pendulum-v1", 300_000, -400.0, (0,)),
 }
 
 
@@ -122,7 +108,7 @@ class Outcome:
 class Scale:
     """From episodes to scores: the gap closed in the bucket brigade, the return elsewhere."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: RecipeTask) -> None:
         self.random = self.specialist = None
         if task.scenario is not None:
             self.random, self.specialist = (
@@ -140,7 +126,7 @@ class Scale:
         return gap_closed(values, self.random, self.specialist)
 
 
-def config_of(task: Task, seed: int, redundancy: float) -> JointPPOConfig:
+def config_of(task: RecipeTask, seed: int, redundancy: float) -> JointPPOConfig:
     config = recipe(JointPPOConfig(), total_steps=task.steps)
     config.environment(task.env, env_config=task.env_config).debugging(seed=seed)
     if task.scenario is not None and redundancy:
@@ -166,26 +152,19 @@ def learn(name: str, seed: int, redundancy: float = REDUNDANCY, steps: int | Non
     outcome = Outcome(name, seed, redundancy if task.scenario else 0.0, bar=task.bar)
     outcome.random, outcome.specialist = scale.random, scale.specialist
     try:
-        iteration = 0
-        while outcome.env_steps + algo.config.total_train_batch_size <= (steps or task.steps):
-            before = time.perf_counter()
-            results = algo.train()["env_runners"]
-            outcome.training_seconds += time.perf_counter() - before
-            iteration += 1
-            outcome.env_steps = int(results["num_env_steps_sampled_lifetime"])
-            training = results.get("episode_return_mean", -np.inf)
+        for found, outcome.env_steps, outcome.training_seconds in train(algo, steps or task.steps):
+            training = found.get("episode_return_mean", -np.inf)
             if task.scenario is None and outcome.training_crossed is None and training >= task.bar:
                 outcome.training_crossed = outcome.env_steps
-            if iteration % EVALUATE_EVERY == 0:
-                score = float(scale.scores(play_episodes(algo, 100, seed=CROSSING_SEED + iteration)).mean())
+            if algo.iteration % CURVE_EVERY == 0:
+                played = play_episodes(algo, 100, seed=CROSSING_SEED + algo.iteration)
+                score = float(scale.scores(played).mean())
                 outcome.scores.append((outcome.env_steps, score))
                 if outcome.crossed is None and score >= task.bar:
                     outcome.crossed = outcome.env_steps
         played = play_episodes(algo, task.episodes, seed=EVALUATION_SEED)
-        scores = scale.scores(played)
         outcome.value = float(scale.values(played).mean())
-        outcome.score = float(scores.mean())
-        outcome.standard_error = float(scores.std(ddof=1) / np.sqrt(len(scores)))
+        outcome.score, outcome.standard_error = mean_and_error(scale.scores(played).tolist())
         sampled = play_episodes(algo, task.episodes, seed=EVALUATION_SEED, explore=True)
         outcome.sampled = float(scale.scores(sampled).mean())
         outcome.passed = outcome.score >= task.bar
@@ -195,38 +174,17 @@ def learn(name: str, seed: int, redundancy: float = REDUNDANCY, steps: int | Non
     return outcome
 
 
-def row_of(outcome: Outcome) -> dict[str, str]:
-    """A row of the CSV file."""
-    found = asdict(outcome)
-    found["scores"] = " ".join(f"{steps}:{score:.4g}" for steps, score in outcome.scores)
-    about = {
-        "thrust_rllib": thrust_rllib.__version__,
-        "ray": ray.__version__,
-        "torch": torch.__version__,
-        "gymnasium": gym.__version__,
-        "numpy": np.__version__,
-        "python": platform.python_version(),
-        "cpus": os.cpu_count(),
-        "date": time.strftime("%Y-%m-%d"),
-        "command": shlex.join(["python", "benchmarks/learning.py", outcome.task, "--seeds", str(outcome.seed)])
-        + (f" --redundancy {outcome.redundancy:g}" if TASKS[outcome.task].scenario else ""),
-    }
-    return {
-        key: "" if x is None else f"{x:.6g}" if isinstance(x, float) else str(x) for key, x in (found | about).items()
-    }
+def row_of(outcome: Outcome) -> Row:
+    arguments = [outcome.task, "--seeds", f"{outcome.seed}"]
+    if TASKS[outcome.task].scenario is not None:
+        arguments += ["--redundancy", f"{outcome.redundancy:g}"]
+    found = asdict(outcome) | {"scores": curve_as_text(outcome.scores)}
+    return as_text(found | versions() | {"command": command(NAME, arguments)})
 
 
-def save(path: Path, row: Mapping[str, str]) -> None:
-    """Adds the row; it replaces an earlier one of the same task, seed and coupling."""
-    old = []
-    if path.exists():
-        with path.open(newline="") as file:
-            old = [r for r in csv.DictReader(file) if any(r[key] != row[key] for key in CASE)]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(row))
-        writer.writeheader()
-        writer.writerows([*old, row])
+def add(path: Path, rows: Sequence[Row]) -> None:
+    """Adds the rows in the order of the runs; they replace earlier ones of the same task, seed and coupling."""
+    write(path, merged(path, rows, CASE), list(rows[0]))
 
 
 def show(rows: Sequence[Mapping[str, str]]) -> None:
@@ -234,43 +192,30 @@ def show(rows: Sequence[Mapping[str, str]]) -> None:
         "task", "seed", "redundancy", "env_steps", "score", "standard_error", "bar", "passed", "sampled", "crossed",
         "training_crossed", "training_seconds", "seconds",
     )  # fmt: skip
-    table = Table()
-    for column in columns:
-        table.add_column(
-            column.replace("_", " "), justify="left" if column == "task" else "right", no_wrap=column == "task"
-        )
+    rounded = ("score", "standard_error", "sampled", "training_seconds", "seconds")
+    table = new_table([column.replace("_", " ") for column in columns])
     for row in rows:
-        table.add_row(*(row[column] for column in columns))
-    Console(width=None if sys.stdout.isatty() else 190).print(table)
+        table.add_row(*(f"{float(row[key]):.4g}" if key in rounded else row[key] for key in columns))
+    console.print(table)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tasks", nargs="*", help=f"of {', '.join(TASKS)}; none means all")
-    parser.add_argument("--seeds", type=int, nargs="+", help="in place of the table's")
+    parser = task_parser(__doc__, TASKS)
     parser.add_argument("--redundancy", type=float, default=REDUNDANCY, help="coefficient of the coupling, 0 for none")
-    parser.add_argument("--output", type=Path, default=RESULTS, help="CSV file")
+    parser.add_argument("--output", type=Path, default=RESULTS / f"{NAME}.csv", help="CSV file")
     args = parser.parse_args(argv)
-    if unknown := [name for name in args.tasks if name not in TASKS]:
-        parser.error(f"unknown task {unknown[0]!r}; there are {', '.join(TASKS)}")
-
-    warnings.filterwarnings("ignore")
-    logging.getLogger("ray").setLevel(logging.ERROR)
-    torch.set_num_threads(1)
-    runs = [(name, seed) for name in args.tasks or TASKS for seed in args.seeds or TASKS[name].seeds]
+    runs = chosen_runs(args, TASKS)
     if len(runs) == 1:
-        row = row_of(learn(*runs[0], redundancy=args.redundancy))
-        save(args.output, row)
-        show([row])
-        return 0 if row["passed"] == "True" else 1
-    failed = 0
-    for name, seed in runs:
-        arguments = [name, "--seeds", str(seed), "--redundancy", str(args.redundancy), "--output", str(args.output)]
-        failed += subprocess.run([sys.executable, __file__, *arguments], check=False).returncode != 0
-    with args.output.open(newline="") as file:
-        show(list(csv.DictReader(file)))
-    return min(failed, 1)
+        start_quietly()
+        rows = [row_of(learn(*runs[0], redundancy=args.redundancy))]
+        add(args.output, rows)
+        show(rows)
+    else:
+        arguments = [[name, "--seeds", f"{seed}", "--redundancy", f"{args.redundancy}"] for name, seed in runs]
+        rows = run_each(__file__, arguments, partial(add, args.output))
+        show(read(args.output))
+    return 0 if all(row["passed"] == "True" for row in rows) else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_script(main)

@@ -18,7 +18,7 @@ end by truncation, so that with 0.99 most of a return lies behind their end, in 
 were chosen with seeds 100 and 101, not with those of the table. The agents of simple_spread look alike and share one
 module; speaker and listener see and do different things (Box(3) and Discrete(3), Box(11) and Discrete(5)): one each.
 
-A run is a process with two remote runners of 16 environments, one torch thread each, and takes one to three minutes.
+Takes about 8 minutes; a run is a process with two remote runners of 16 environments, one torch thread each.
 """
 
 from __future__ import annotations
@@ -28,19 +28,18 @@ import os
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported; remote runners inherit it
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
-import argparse
-import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import ray
-from common.results import RESULTS, Row
+from common.results import RESULTS, Row, command
 from common.rounds import console, run_script, start_quietly
 from common.runs import add_rows, as_text, mean_and_error, plus_minus, run_each, versions
-from rich.table import Table
+from common.tasks import CURVE_EVERY, EVALUATION_SEED, Task, chosen_runs, curve_as_text, new_table, task_parser, train
 
 from thrust_rllib import JointPPOConfig
 from thrust_rllib.evaluation import PlayedEpisodes, play_episodes
@@ -51,26 +50,20 @@ CASE = ("task", "gamma", "minibatch_size", "seed")
 RUNNERS = 2
 GAMMA, MINIBATCH = 0.95, 512
 EPISODES = 1000
-EVALUATION_SEED = 1_000_000  # far from the seeds of training
-CURVE_EVERY = 10  # iterations
 
 
 @dataclass(frozen=True)
-class Task:
-    """A task with its bar; the score is the return per agent, or the sum over the agents."""
+class PettingZooTask(Task):
+    """The score is the return per agent, or the sum over the agents."""
 
-    env: str
-    steps: int
-    bar: float
-    seeds: tuple[int, ...]
     policies: str
     per_agent: bool
     episodes: int = EPISODES
 
 
 TASKS = {
-    "simple_spread": Task("pettingzoo:mpe2.simple_spread_v3", 300_000, -20.0, (0, 1, 2), "shared", True),
-    "simple_speaker_listener": Task(
+    "simple_spread": PettingZooTask("pettingzoo:mpe2.simple_spread_v3", 300_000, -20.0, (0, 1, 2), "shared", True),
+    "simple_speaker_listener": PettingZooTask(
         "pettingzoo:mpe2.simple_speaker_listener_v4", 200_000, -36.0, (0,), "per_agent", False
     ),
 }
@@ -97,14 +90,14 @@ class Outcome:
     curve: list[tuple[int, float]] = field(default_factory=list)
 
 
-def config_of(task: Task, seed: int, gamma: float, minibatch_size: int) -> JointPPOConfig:
+def config_of(task: PettingZooTask, seed: int, gamma: float, minibatch_size: int) -> JointPPOConfig:
     config = recipe(JointPPOConfig(), total_steps=task.steps)
     config.environment(task.env).env_runners(num_env_runners=RUNNERS).multi_agent(policies=task.policies)
     return config.training(gamma=gamma, minibatch_size=minibatch_size).debugging(seed=seed)
 
 
 def learn(
-    name: str, seed: int, gamma: float = GAMMA, minibatch_size: int = MINIBATCH, task: Task | None = None
+    name: str, seed: int, gamma: float = GAMMA, minibatch_size: int = MINIBATCH, task: PettingZooTask | None = None
 ) -> Outcome:
     """Trains and evaluates one run in this process.
 
@@ -122,11 +115,7 @@ def learn(
     try:
         agents = play_episodes(algo, 1).agents
         divisor = len(agents) if task.per_agent else 1
-        while outcome.env_steps + algo.config.total_train_batch_size <= task.steps:
-            before = time.perf_counter()
-            found = algo.train()["env_runners"]
-            outcome.training_seconds += time.perf_counter() - before
-            outcome.env_steps = int(found["num_env_steps_sampled_lifetime"])
+        for found, outcome.env_steps, outcome.training_seconds in train(algo, task.steps):
             if algo.iteration % CURVE_EVERY == 0:
                 outcome.curve.append((outcome.env_steps, found["episode_return_mean"] / divisor))
 
@@ -147,16 +136,13 @@ def row_of(outcome: Outcome) -> Row:
     arguments = [outcome.task, "--seeds", f"{outcome.seed}"]
     if (outcome.gamma, outcome.minibatch_size) != (GAMMA, MINIBATCH):
         arguments += ["--gamma", f"{outcome.gamma:g}", "--minibatch-size", f"{outcome.minibatch_size}"]
-    found = asdict(outcome) | {"curve": " ".join(f"{steps}:{score:.4g}" for steps, score in outcome.curve)}
-    command = shlex.join(["python", f"benchmarks/{NAME}.py", *arguments])
-    return as_text(found | versions("pettingzoo", "mpe2") | {"command": command})
+    found = asdict(outcome) | {"curve": curve_as_text(outcome.curve)}
+    return as_text(found | versions("pettingzoo", "mpe2") | {"command": command(NAME, arguments)})
 
 
 def show(rows: Sequence[Row]) -> bool:
     """Prints every run and the mean of each task; returns whether all bars are met."""
-    table = Table()
-    for column in ("task", "seed", "env steps", "greedy (score)", "sampled", "random", "training s", "all s"):
-        table.add_column(column, justify="left" if column == "task" else "right", no_wrap=True)
+    table = new_table(("task", "seed", "env steps", "greedy (score)", "sampled", "random", "training s", "all s"))
     for row in rows:
         scores = [
             f"{float(row[key]):.2f} ± {float(row[f'{key}_standard_error' if key != 'score' else 'standard_error']):.2f}"
@@ -180,9 +166,7 @@ def show(rows: Sequence[Row]) -> bool:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tasks", nargs="*", help=f"of {', '.join(TASKS)}; none means all")
-    parser.add_argument("--seeds", type=int, nargs="+", help="in place of the table's")
+    parser = task_parser(__doc__, TASKS)
     parser.add_argument("--gamma", type=float, default=GAMMA, help="discount")
     parser.add_argument("--minibatch-size", type=int, default=MINIBATCH, help="joint rows per gradient step")
     parser.add_argument("--output", type=Path, help=f"CSV file (default: results/{NAME}.csv)")
@@ -190,16 +174,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--smoke", action="store_true", help="seed 0, 2 iterations, 20 episodes; saved with --output only"
     )
     args = parser.parse_args(argv)
-    if unknown := [name for name in args.tasks if name not in TASKS]:
-        parser.error(f"unknown task {unknown[0]!r}; there are {', '.join(TASKS)}")
-
     if args.smoke:
         args.seeds = (0,)
-    runs = [(name, seed) for name in args.tasks or TASKS for seed in args.seeds or TASKS[name].seeds]
-    output = args.output or RESULTS / f"{NAME}.csv"
+    runs = chosen_runs(args, TASKS)
+    add = partial(add_rows, args.output or RESULTS / f"{NAME}.csv", case=CASE)
     if len(runs) > 1 and not args.smoke:
         settings = ["--gamma", f"{args.gamma}", "--minibatch-size", f"{args.minibatch_size}"]
-        rows = run_each(__file__, [[name, "--seeds", str(seed), *settings] for name, seed in runs], output, CASE, 1)
+        rows = run_each(__file__, [[name, "--seeds", str(seed), *settings] for name, seed in runs], add)
     else:
         # A CPU for each runner and one for this process, however many the machine has.
         ray.init(num_cpus=RUNNERS + 1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
@@ -209,7 +190,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             task = replace(TASKS[name], steps=4096, episodes=20) if args.smoke else TASKS[name]
             rows.append(row_of(learn(name, seed, args.gamma, args.minibatch_size, task)))
         if args.output or not args.smoke:
-            add_rows(output, rows, CASE)
+            add(rows)
     met = show(rows)
     return 0 if met or args.smoke else 1
 

@@ -5,8 +5,9 @@
     python benchmarks/redundancy.py --weights 0 10          # two weights, all seeds
 
 `minimal_specialization` (four agents, a network each), 200,000 steps, `thrust_rllib.recipes.recipe` and nothing else,
-exactly as in `benchmarks/learning.py`, with `RedundancyPenalty` at the weights 0, 0.1, 1 and 3, seeds 0 to 4. A run is
-a process with one torch thread and takes about 50 seconds. Measured with the last weights:
+exactly as in `benchmarks/learning.py`, with `RedundancyPenalty` at the weights 0, 0.1, 1 and 3, seeds 0 to 4.
+
+Takes about 8 minutes with --jobs 2; a run is a process with one torch thread. Measured with the last weights:
 
 | column         | what                                                                                             |
 |----------------|--------------------------------------------------------------------------------------------------|
@@ -33,19 +34,19 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 import argparse
-import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
-from common.results import RESULTS, Row, draw_bar, new_figure, panel, read
+from common.results import RESULTS, Row, command, draw_bar, new_figure, panel, read
 from common.rounds import console, run_script, start_quietly
-from common.runs import add_rows, as_text, plus_minus, run_each, versions
-from learning import EVALUATION_SEED, TASKS, Scale, config_of
+from common.runs import add_rows, as_text, mean_and_error, plus_minus, run_each, versions
+from common.tasks import EVALUATION_SEED, new_table, train
+from learning import TASKS, Scale, config_of
 from matplotlib.figure import Figure
-from rich.table import Table
 
 from thrust_rllib.evaluation import play_episodes
 from thrust_rllib.team_features import feature_correlation, fresh_features
@@ -89,14 +90,13 @@ def study(weight: float, seed: int, steps: int = TASK.steps, episodes: int = EPI
     outcome = Outcome(weight, seed)
     algo = config_of(replace(TASK, steps=steps), seed, weight).build_algo()
     try:
-        while outcome.env_steps + algo.config.total_train_batch_size <= steps:
-            outcome.env_steps = int(algo.train()["env_runners"]["num_env_steps_sampled_lifetime"])
+        for _, outcome.env_steps, _ in train(algo, steps):
+            pass
         outcome.training_seconds = time.perf_counter() - start
 
         played = play_episodes(algo, episodes, seed=EVALUATION_SEED)
-        gaps, reward = scale.scores(played), scale.values(played).mean()
-        outcome.gap = float(gaps.mean())
-        outcome.gap_standard_error = float(gaps.std(ddof=1) / np.sqrt(len(gaps)))
+        reward = scale.values(played).mean()
+        outcome.gap, outcome.gap_standard_error = mean_and_error(scale.scores(played).tolist())
         outcome.sampled = float(scale.scores(play_episodes(algo, episodes, seed=EVALUATION_SEED, explore=True)).mean())
 
         features = fresh_features(algo, rows, seed=EVALUATION_SEED)
@@ -120,8 +120,7 @@ def study(weight: float, seed: int, steps: int = TASK.steps, episodes: int = EPI
 def row_of(outcome: Outcome, steps: int) -> Row:
     arguments = ["--weights", f"{outcome.weight:g}", "--seeds", f"{outcome.seed}"]
     arguments += [] if steps == TASK.steps else ["--steps", f"{steps}"]
-    command = shlex.join(["python", f"benchmarks/{NAME}.py", *arguments])
-    return as_text(asdict(outcome) | versions() | {"command": command})
+    return as_text(asdict(outcome) | versions() | {"command": command(NAME, arguments)})
 
 
 def by_weight(rows: Sequence[Mapping[str, str]], column: str) -> dict[float, dict[int, float]]:
@@ -149,11 +148,10 @@ def seeds_that_pass(rows: Sequence[Mapping[str, str]]) -> dict[float, tuple[int,
 def show(rows: Sequence[Mapping[str, str]]) -> bool | None:
     """Prints mean ± standard error over seeds of each weight; returns whether the bar is met, None without pairs."""
     passed = seeds_that_pass(rows)
-    table = Table()
-    for column in ("weight", "seeds", "gap closed", "sampled", "correlation", "own", "feature std"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for column in ("lost per step", "lost, share of gap", "bar met on"):
-        table.add_column(column, justify="right")
+    table = new_table(
+        ("weight", "seeds", "gap closed", "sampled", "correlation", "own", "feature std")
+        + ("lost per step", "lost, share of gap", "bar met on")
+    )
     columns = {"gap": 3, "sampled": 3, "correlation": 4, "own": 3, "feature_std": 3, "lost": 1, "lost_share": 3}
     numbers = {column: by_weight(rows, column) for column in columns}
     for weight in numbers["gap"]:
@@ -217,7 +215,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             add_rows(output, rows, CASE)
     else:
         arguments = [["--weights", f"{w:g}", "--seeds", f"{s}", "--steps", f"{args.steps}"] for w, s in runs]
-        rows = run_each(__file__, arguments, output, CASE, args.jobs)
+        rows = run_each(__file__, arguments, partial(add_rows, output, case=CASE), args.jobs)
     if output is not None:
         # With what the file had: a weight that was added later is seen beside the others.
         rows = [row for row in read(output) if row["env_steps"] == rows[0]["env_steps"]]

@@ -7,6 +7,8 @@
 | `agent_returns.png` | where groups are compared: return of each agent |
 | `feature_correlation.png`, `feature_heat_map.png` | of the last weights' features |
 | `summary.json` | the final numbers |
+
+Runs of several environments have a section each, and figures such as `learning_curves_CartPole-v1.png`.
 """
 
 from __future__ import annotations
@@ -18,12 +20,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-
 from thrust_rllib import __version__
 from thrust_rllib.command_line.run_record import write_json
-from thrust_rllib.reporting import correlation_figures, curve_figures
 from thrust_rllib.reporting.final_numbers import (
     Table,
     agent_table,
@@ -33,16 +31,13 @@ from thrust_rllib.reporting.final_numbers import (
     runs_table,
     summary,
 )
-from thrust_rllib.reporting.groups import RunGroup, group_runs
-from thrust_rllib.reporting.page import PageFigure, page
+from thrust_rllib.reporting.groups import RunGroup, by_environment, group_runs
+from thrust_rllib.reporting.page import PageSection, page
 from thrust_rllib.reporting.panels import agents_of
+from thrust_rllib.reporting.report_figures import PLOT, draw_figures, environment_suffixes
 from thrust_rllib.reporting.runs import REPORT, SUMMARY, Run, read_run, read_runs
 
 PAGE = "report.html"
-PLOT = "learning_curves.png"
-AGENTS_PLOT = "agent_returns.png"
-CORRELATION_PLOT = "feature_correlation.png"
-HEAT_MAP = "feature_heat_map.png"
 ERRORS = "± is the standard error of the mean over runs"
 
 
@@ -52,23 +47,20 @@ class WrittenReport:
 
     Args:
         folder: has all files.
-        table: the final numbers.
+        tables: {environment: its final numbers}.
+        plots: learning curves, one for each environment.
         notes: what a reader has to know before the numbers.
     """
 
     folder: Path
-    table: Table
+    tables: dict[str, Table]
+    plots: list[Path]
     notes: list[str]
 
     @property
     def page(self) -> Path:
         """The HTML file."""
         return self.folder / PAGE
-
-    @property
-    def plot(self) -> Path:
-        """The learning curves."""
-        return self.folder / PLOT
 
 
 def write_report(folder: Path, evaluation: Mapping[str, Any] | None = None) -> Path:
@@ -83,7 +75,7 @@ def write_report(folder: Path, evaluation: Mapping[str, Any] | None = None) -> P
     """
     latest = None if evaluation is None else evaluation_summary(evaluation)
     run = dataclasses.replace(read_run(folder), evaluation=latest)
-    return _write(folder / REPORT, [run], (), []).plot
+    return _write(folder / REPORT, [run], (), [run.curves.note] if run.curves.note else []).plots[0]
 
 
 def compare_runs(folders: Sequence[Path], output: Path | None = None, labels: Sequence[str] = ()) -> WrittenReport:
@@ -129,31 +121,42 @@ def _write(target: Path, runs: list[Run], labels: Sequence[str], notes: list[str
         write_json(target / SUMMARY, {"groups": [_group_record(group) for group in groups]})
         title = _headline(groups)
         lead = f"{ERRORS}. Final numbers are the last that were reported."
-    table = final_table(groups)
-    tables = [table, *([agent_table(groups)] if len(agents_of(groups)) > 1 else [])]
-    differ = [difference_table(groups)] if len(groups) > 1 and any(group.differences for group in groups) else []
-    text = page(
-        title=title,
-        lead=lead,
-        notes=notes,
-        tables=[*tables, *differ],
-        figures=_figures(target, groups, title),
-        details=[runs_table(groups)],
-        commands=_commands(runs),
-    )
+    suffixes = environment_suffixes(groups)
+    sections = [
+        PageSection(
+            heading=env if len(suffixes) > 1 else None,
+            tables=_tables(of_env),
+            figures=draw_figures(target, of_env, title if len(suffixes) == 1 else _headline(of_env), suffixes[env]),
+        )
+        for env, of_env in by_environment(groups).items()
+    ]
+    text = page(title, lead, notes, sections, details=[runs_table(groups)], commands=_commands(runs))
     (target / PAGE).write_text(text, "utf-8")
-    return WrittenReport(target, table, notes)
+    return WrittenReport(
+        folder=target,
+        tables={env: final_table(of_env) for env, of_env in by_environment(groups).items()},
+        plots=[target / PLOT.format(suffix) for suffix in suffixes.values()],
+        notes=notes,
+    )
+
+
+def _tables(groups: Sequence[RunGroup]) -> list[Table]:
+    """Of one environment."""
+    agents = [agent_table(groups)] if len(agents_of(groups)) > 1 else []
+    differ = [difference_table(groups)] if len(groups) > 1 and any(group.differences for group in groups) else []
+    return [final_table(groups), *agents, *differ]
 
 
 def _headline(groups: Sequence[RunGroup]) -> str:
     envs = list(dict.fromkeys(run.env for group in groups for run in group.runs))
     number = sum(len(group.runs) for group in groups)
     of = ", ".join(envs) if len(envs) <= 3 else f"{len(envs)} environments"
-    return f"{of}: {number} runs" + (f" in {len(groups)} groups" if len(groups) > 1 else "")
+    return f"{of}: {number} run{'s' if number > 1 else ''}" + (f" in {len(groups)} groups" if len(groups) > 1 else "")
 
 
 def _group_record(group: RunGroup) -> dict[str, Any]:
     return {
+        "environment": group.env,
         "label": group.label,
         "differences": group.differences,
         "runs": [
@@ -162,54 +165,6 @@ def _group_record(group: RunGroup) -> dict[str, Any]:
             for run in group.runs
         ],
     }
-
-
-def _figures(target: Path, groups: list[RunGroup], title: str) -> list[PageFigure]:
-    """Draws all figures into `target`."""
-    curves = _save(curve_figures.learning_curves(groups, title), target / PLOT)
-    figures = [PageFigure("Learning curves", curve_figures.curves_caption(groups), curves)]
-    if len(groups) > 1 and len(agents_of(groups)) > 1:
-        agents = _save(curve_figures.agent_returns(groups, f"{title}: return of each agent"), target / AGENTS_PLOT)
-        figures.append(PageFigure("Return of each agent", curve_figures.agents_caption(groups), agents))
-    return [*figures, *_correlation_figures(target, groups, title)]
-
-
-def _correlation_figures(target: Path, groups: list[RunGroup], title: str) -> list[PageFigure]:
-    heading = "Correlation of the agents' features"
-    runs = [run for group in groups for run in group.runs]
-    known = [run for run in runs if run.correlation is not None]
-    if not known:
-        why = (
-            "These runs have none in their report folders: a run writes it at its end, when it has two agents or more "
-            "and all modules give encoder_features."
-        )
-        return [PageFigure(heading, why, None)]
-    rows = sorted({run.correlation.num_rows for run in known if run.correlation is not None})
-    span = f"{rows[0]:,}" if len(rows) == 1 else f"{rows[0]:,} to {rows[-1]:,}"
-    matrices = _save(correlation_figures.correlation_matrices(groups, heading), target / CORRELATION_PLOT)
-    caption = (
-        "Number in row i, column j: mean squared Pearson correlation of agent i's encoder features with agent j's, "
-        f"||corr(Z_i, Z_j)||² / (D_i D_j), with the last weights on {span} fresh joint rows"
-        f"{', mean over the runs of a group' if len(runs) > len(groups) else ''}. Independent features give about "
-        f"{1 / rows[0]:.1g}. Grey diagonal: an agent's features among themselves. "
-        f"{correlation_figures.groups_without(groups)}"
-    )
-    figures = [PageFigure(heading, caption, matrices, narrow=True)]
-    first = next((run for run in known if run.correlation is not None and run.correlation.signed is not None), None)
-    if first is not None and first.correlation is not None:
-        drawn = correlation_figures.correlation_heat_map(first.correlation, f"All features: {first.folder.name}")
-        caption = (
-            f"Absolute correlation of every encoder feature with every other one in the run {first.folder}; lines "
-            "separate agents."
-        )
-        figures.append(PageFigure("All features of one run", caption, _save(drawn, target / HEAT_MAP), narrow=True))
-    return figures
-
-
-def _save(figure: Figure, path: Path) -> Path:
-    # Not savefig, which draws everything once more beforehand to find the layout.
-    FigureCanvasAgg(figure).print_png(path)
-    return path
 
 
 def _commands(runs: Sequence[Run]) -> str:

@@ -83,8 +83,13 @@ def about(name: str, args: argparse.Namespace) -> Row:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "cpus": os.cpu_count(),
-        "command": shlex.join(["python", f"benchmarks/{name}.py", *args.given]),
+        "command": command(name, args.given),
     }
+
+
+def command(name: str, options: Sequence[str]) -> str:
+    """What to type for a benchmark with these options."""
+    return shlex.join(["python", f"benchmarks/{name}.py", *options])
 
 
 def save(
@@ -100,15 +105,10 @@ def save(
         return
     columns = about(name, args)
     new = [{key: str(value) for key, value in (row | columns).items()} for row in rows]
-    cases = {tuple(row[key] for key in case) for row in new}
-    old = [row for row in read(path) if tuple(row[key] for key in case) not in cases]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(new[0]))
-        writer.writeheader()
-        writer.writerows(old + new)
+    rows = merged(path, new, case)
+    write(path, rows, list(new[0]))
     picture = path.with_suffix(".png")
-    draw([row | {key: float(row[key]) for key in ("median", "min", "max")} for row in old + new]).savefig(picture)
+    draw([row | {key: float(row[key]) for key in ("median", "min", "max")} for row in rows]).savefig(picture)
     console.print(f"written: {path}, {picture}", soft_wrap=True, highlight=False)
 
 
@@ -117,6 +117,20 @@ def read(path: Path) -> list[Row]:
         return []
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
+
+
+def merged(path: Path, new: Sequence[Row], case: Sequence[str]) -> list[Row]:
+    """The rows of the file, but for those that are equal to a new one in the columns of `case`, then the new ones."""
+    cases = {tuple(row[key] for key in case) for row in new}
+    return [row for row in read(path) if tuple(row[key] for key in case) not in cases] + list(new)
+
+
+def write(path: Path, rows: Sequence[Row], columns: Sequence[str]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=columns)
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 def new_figure(title: str, width: float, height: float) -> Figure:

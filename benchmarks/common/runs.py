@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 import os
 import platform
@@ -10,7 +9,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
@@ -19,7 +18,7 @@ from tempfile import TemporaryDirectory
 from rich.progress import track
 
 import thrust_rllib
-from common.results import Row, read
+from common.results import Row, merged, read, write
 from common.rounds import console
 
 PACKAGES = ("ray", "torch", "gymnasium", "numpy")
@@ -45,19 +44,16 @@ def as_text(row: Row) -> dict[str, str]:
 
 
 def add_rows(path: Path, rows: Sequence[Row], case: Sequence[str]) -> None:
-    """Writes the rows; they replace earlier ones that are equal in the columns of `case`."""
+    """Writes the rows, sorted by the columns of `case`; they replace earlier ones that are equal in these."""
     new = [as_text(row) for row in rows]
-    cases = {tuple(row[key] for key in case) for row in new}
-    old = [row for row in read(path) if tuple(row[key] for key in case) not in cases]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(new[0]))
-        writer.writeheader()
-        writer.writerows(sorted(old + new, key=lambda row: [_number_or_text(row[key]) for key in case]))
+    rows = sorted(merged(path, new, case), key=lambda row: [_number_or_text(row[key]) for key in case])
+    write(path, rows, list(new[0]))
 
 
-def run_each(script: str, runs: Sequence[Sequence[str]], output: Path, case: Sequence[str], jobs: int) -> list[Row]:
-    """Runs the script once with each list of arguments, `jobs` at a time, and adds what they found to `output`.
+def run_each(
+    script: str, runs: Sequence[Sequence[str]], add: Callable[[list[Row]], object], jobs: int = 1
+) -> list[Row]:
+    """Runs the script once with each list of arguments, `jobs` at a time, and hands what each found to `add`.
 
     A run writes a file of its own, which is read here: two that end together cannot overwrite each other's row.
 
@@ -74,18 +70,21 @@ def run_each(script: str, runs: Sequence[Sequence[str]], output: Path, case: Seq
         def run(number: int) -> list[Row]:
             path = Path(folder) / f"{number}.csv"
             command = [sys.executable, script, *runs[number], "--output", str(path)]
-            subprocess.run(command, check=False, stdout=subprocess.DEVNULL)
+            # Remarks are kept in a file: on Ctrl-C this process alone speaks.
+            with path.with_suffix(".log").open("w") as log:
+                subprocess.run(command, check=False, stdout=subprocess.DEVNULL, stderr=log)
             return read(path)
 
         found = pool.map(run, range(len(runs)))
-        for arguments, new in zip(runs, track(found, "runs", len(runs), console=console), strict=True):
+        for number, new in enumerate(track(found, "runs", len(runs), console=console)):
             if new:
-                add_rows(output, new, case)
+                add(new)
             else:
-                failed.append(" ".join(arguments))
+                log = (Path(folder) / f"{number}.log").read_text(errors="replace")
+                failed.append(f"{' '.join(runs[number])}\n{log[-2000:]}")
             rows += new
     if failed:
-        raise RuntimeError(f"{len(failed)} of {len(runs)} runs left no row; run one alone to see why: {failed[0]}")
+        raise RuntimeError(f"{len(failed)} of {len(runs)} runs left no row; the first: {failed[0]}")
     return rows
 
 

@@ -18,8 +18,12 @@ def write_progress(
     offset=0.0,
     steps=64,
     gradients=(),
+    scale=1.0,
 ):
-    """A run's folder with progress.csv and config.json; agent k's return in iteration i is 10 k + i + offset."""
+    """A run's folder with progress.csv and config.json; agent k's return in iteration i is scale (10 k + i + offset).
+
+    Gradients are measured in the iterations 1, 11, 21, …, with norm ratios .5, .6, .7, …
+    """
     names = [f"agent_{k}" for k in range(agents)] if isinstance(agents, int) else list(agents)
     table = []
     for i in range(1, iterations + 1):
@@ -30,14 +34,14 @@ def write_progress(
         }
         if i >= first_return:
             for k, name in reversed(list(enumerate(names))):
-                row[f"env_runners/agent_episode_returns_mean/{name}"] = 10 * k + i + offset
-            row["env_runners/episode_return_mean"] = sum(10 * k + i + offset for k in range(len(names)))
+                row[f"env_runners/agent_episode_returns_mean/{name}"] = scale * (10 * k + i + offset)
+            row["env_runners/episode_return_mean"] = scale * sum(10 * k + i + offset for k in range(len(names)))
         for module in modules or names:
             row[f"learners/{module}/entropy"] = 1 / i
             row[f"learners/{module}/vf_explained_var"] = -50 if i == 1 else 0.5
             row[f"learners/{module}/approx_kl"] = 0.01
             for name in gradients:
-                for statistic, value in {"norm": 2.0, "norm_ratio": 0.5, "cosine": -0.1}.items():
+                for statistic, value in {"norm": 2.0, "norm_ratio": (5 + (i - 1) // 10) / 10, "cosine": -0.1}.items():
                     row[f"learners/{module}/coupling_gradient/{name}/{statistic}"] = value
         for name in couplings:
             row[f"learners/__all_modules__/cross_agent_loss/{name}"] = 0.3 + offset

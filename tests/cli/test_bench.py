@@ -70,10 +70,10 @@ def test_without_a_name_all_scripts_are_listed_with_their_first_line_and_duratio
     assert "less than" not in out
 
 
-def test_every_benchmark_of_speed_says_what_it_measures_and_how_long_it_takes():
+def test_every_benchmark_says_what_it_measures_and_how_long_it_takes():
     found = bench.find_benchmarks()
     assert {path.stem for path in BENCHMARKS.glob("*.py")} == set(found)
-    for name in ("compare_rllib", "floor", "scaling", "learning"):
+    for name in found:
         assert found[name].title and found[name].takes.startswith("about "), name
 
 

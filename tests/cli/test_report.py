@@ -1,8 +1,10 @@
 """Whole reports: files, the page, and the command."""
 
 import base64
+import json
 import math
 import os
+import re
 import struct
 from html.parser import HTMLParser
 
@@ -12,7 +14,7 @@ import pytest
 from tests.cli.helpers import read_json, thrust_rllib
 from tests.cli.run_folders import write_config, write_correlation, write_progress
 from thrust_rllib.report import compare_runs, write_report
-from thrust_rllib.reporting.correlation_figures import mean_correlation
+from thrust_rllib.reporting.correlation_figures import colour_scale, correlation_matrices, mean_correlation
 from thrust_rllib.reporting.final_numbers import agent_table, final_table, summary
 from thrust_rllib.reporting.groups import group_runs
 from thrust_rllib.reporting.run_curves import read_curves
@@ -73,6 +75,7 @@ def test_a_runs_own_report(tmp_path):
     assert read["agent_returns"] == {"agent_0": 30, "agent_1": 40}
     assert read["cross_agent_losses"] == {"redundancy": 0.3}
     assert read["evaluation"]["return_mean"] == 7 and read["evaluation"]["episodes"] == 5
+    assert read["evaluation"]["sampled"] is True
     page = check_page(folder / "report" / "report.html")
     assert len(page.addresses) == 1 and {"run", "70", "1,920", "0:15", str(folder)} <= set(page.texts)
     assert any("These runs have none" in text for text in page.texts)
@@ -144,7 +147,7 @@ def test_compared_runs_of_all_kinds(tmp_path, monkeypatch):
     write_correlation(folders[0], ["agent_0", "agent_1", "agent_2"])
     write_correlation(folders[7])
     report = compare_runs([folder.relative_to(tmp_path) for folder in folders])
-    assert report.folder.name.startswith("report-") and len(report.table.rows) == 9
+    assert report.folder.name.startswith("report-") and len(report.tables["climbing"].rows) == 9
     names = {path.name for path in report.folder.iterdir()}
     pngs = {"learning_curves.png", "agent_returns.png", "feature_correlation.png", "feature_heat_map.png"}
     assert names == {"report.html", "summary.json", *pngs}
@@ -164,6 +167,66 @@ def test_a_run_of_twenty_agents(tmp_path):
     assert len(page.addresses) == 3 and {"agent_0", "agent_19"} <= set(page.texts)
 
 
+def test_environments_have_sections_and_files_of_their_own(tmp_path):
+    configs = {"penalty": {"lr": 1}, "penalty again": {"env": "penalty", "lr": 2}, "a:B/c": {}, "a:B_c": {}}
+    folders = [
+        write_progress(write_config(tmp_path / f"run_{k}", **{"env": name, **config}), iterations=3, scale=10.0**k)
+        for k, (name, config) in enumerate(configs.items())
+    ]
+    report = compare_runs([*folders[2:], *folders[:2]], tmp_path / "report")
+    suffixes = ["_a_B_c", "_a_B_c_2", "_penalty"]
+    assert [path.name for path in report.plots] == [f"learning_curves{suffix}.png" for suffix in suffixes]
+    names = {path.name for path in report.folder.iterdir()}
+    assert names == {"report.html", "summary.json", "agent_returns_penalty.png", *(p.name for p in report.plots)}
+    assert {env: len(table.rows) for env, table in report.tables.items()} == {"a:B/c": 1, "a:B_c": 1, "penalty": 2}
+    page = check_page(report.page)
+    order = [page.texts.index(heading) for heading in ("a:B/c", "a:B_c", "penalty", "All runs")]
+    assert order == sorted(order)
+    assert page.texts.count("Final numbers") == 3 and page.texts.count("Learning curves") == 3
+    assert page.texts.count("What differs") == 1 and "environment" in page.texts
+    read = read_json(report.folder / "summary.json")
+    found = [(group["environment"], group["label"]) for group in read["groups"]]
+    assert found == [("a:B/c", "a:B/c"), ("a:B_c", "a:B_c"), ("penalty", "lr=1"), ("penalty", "lr=2")]
+
+
+def write_evaluation(folder, **entries):
+    (folder / "report").mkdir()
+    evaluation = {"episodes": 2, "return_mean": 7.0, "agent_returns": {}, "episode_length_mean": 1.0, **entries}
+    (folder / "report" / "summary.json").write_text(json.dumps({"evaluation": evaluation}))
+
+
+@pytest.mark.parametrize(
+    ("entries", "how"),
+    [
+        ([{}, {}], "sampled"), ([{"sampled": True}, {}], "sampled"), ([{"sampled": False}] * 2, "greedy"),
+        ([{"sampled": False}, {}], "greedy or sampled"), ([{"sampled": False}, None], "greedy"),
+    ],
+)  # fmt: skip
+def test_the_column_of_the_evaluation_says_how_actions_were_chosen(tmp_path, entries, how):
+    folders = seeds(tmp_path, (0.0, 0.0), iterations=2)
+    for folder, each in zip(folders, entries, strict=True):
+        if each is not None:
+            write_evaluation(folder, **each)
+    groups, _ = group_runs([read_run(folder) for folder in folders])
+    assert [name for name in final_table(groups).columns if "evaluation" in name] == [f"evaluation, {how}"]
+
+
+def test_small_correlations_have_the_colours_of_small_ones():
+    diagonal = np.eye(3)
+    assert colour_scale([diagonal + 0.028, diagonal + 0.036]) == 0.1
+    assert colour_scale([diagonal, diagonal + 0.15]) == 0.2 and colour_scale([diagonal + 0.9]) == 1
+    assert colour_scale([np.full((2, 2), np.nan)]) == 0.1
+
+
+def test_the_scale_of_the_colours_is_said(tmp_path):
+    folders = seeds(tmp_path, (0.0,), iterations=2)
+    write_correlation(folders[0])
+    figure = correlation_matrices(group_runs([read_run(folders[0])])[0], "title")
+    bar = figure.axes[-1]
+    assert re.search(r"colours from 0 to 0\.[125]$", bar.get_ylabel())
+    assert bar.get_ylim() == (0, float(bar.get_ylabel().split()[-1]))
+
+
 def test_texts_are_escaped(tmp_path):
     name = "<b>&\"'x"
     folders = [write_progress(write_config(tmp_path / f"{name}{k}", env=name, lr=f"<i>{k}")) for k in range(2)]
@@ -180,8 +243,34 @@ def test_command(tmp_path, monkeypatch):
     assert os.path.join("out", "report.html") in out and (tmp_path / "out" / "report.html").exists()
     assert out.splitlines()[0].split() == ["group", "runs", "return,", "all", "agents"]
     assert thrust_rllib("report", *folders, "--output", "out")[0] == 0  # an earlier report may be replaced
+    write_evaluation(folders[0], sampled=False)
     code, out, err = thrust_rllib("report", folders[0])
-    assert code == 0 and os.path.join("run_0", "report", "report.html") in out
+    assert code == 0 and "evaluation, greedy" in out and os.path.join("run_0", "report", "report.html") in out
+
+
+def test_command_with_runs_that_are_not_whole(tmp_path):
+    good, cut = (write_progress(tmp_path / name, iterations=3) for name in ("good", "cut"))
+    file = cut / "progress.csv"
+    file.write_bytes(file.read_bytes()[:-10])
+    aborted = write_config(tmp_path / "aborted")
+    code, out, err = thrust_rllib("report", good, cut, aborted, "--output", tmp_path / "out")
+    told = " ".join(err.split())
+    assert code == 0 and f"note: {cut}: the last row of progress.csv is left out" in told
+    assert f"note: skipped: {aborted} is not the folder of a run: it has no progress.csv" in told
+    texts = check_page(tmp_path / "out" / "report.html").texts
+    assert any("is left out" in text for text in texts) and any("skipped" in text for text in texts)
+    steps = [run["env_steps"] for run in read_json(tmp_path / "out" / "summary.json")["groups"][0]["runs"]]
+    assert sorted(steps) == [128, 192]
+    assert thrust_rllib("report", aborted)[0] == 2 and thrust_rllib("report", aborted, tmp_path)[0] == 2
+    assert write_report(cut).exists() and "is left out" in (cut / "report" / "report.html").read_text("utf-8")
+
+
+def test_command_with_several_environments(tmp_path):
+    folders = [write_progress(write_config(tmp_path / env, env=env), iterations=3) for env in ("one", "two")]
+    code, out, _ = thrust_rllib("report", *folders, "--output", tmp_path / "out")
+    assert code == 0 and "learning_curves_one.png" in out and "learning_curves_two.png" in out
+    lines = [line.strip() for line in out.splitlines()]
+    assert lines.index("one") < lines.index("two") and out.count("return, all agents") == 2
 
 
 def test_wrong_usage(tmp_path):

@@ -23,7 +23,7 @@ def test_curves_are_read_with_gaps_and_agents_in_order(tmp_path):
     assert np.isnan(curves.total_return[:2]).all() and curves.agent_returns["agent_3"][2] == 33
     assert list(curves.couplings) == ["redundancy"]
     assert curves.modules["entropy"]["agent_0"][3] == 0.25
-    assert curves.gradients["redundancy", "cosine"]["agent_11"][0] == -0.1
+    assert curves.gradients["redundancy", "cosine"]["agent_11"][0] == -0.1 and curves.note is None
     assert set(curves.modules) == {"entropy", "vf_explained_var", "approx_kl"}
 
 
@@ -45,6 +45,79 @@ def test_a_report_needs_an_iteration(tmp_path):
     file.write_text("training_iteration\n1\n")
     with pytest.raises(ValueError, match="no number in its column env_runners/num_env_steps_sampled_lifetime"):
         read_curves(file)
+
+
+FIRST = "env_runners/num_env_steps_sampled_lifetime,b,c\r\n"
+
+
+@pytest.mark.parametrize(
+    ("last", "why"),
+    [
+        ("20", "cut off"), ("204", "cut off"), ("20480,1", "cut off"), ("20480,1,2", "cut off"),
+        ("20480,1\r\n", "cut off"),
+        ("10240,1,2\r\n", "environment steps, 10240, are no more"), ("9,1,2\r\n", "environment steps, 9, are no more"),
+    ],
+)  # fmt: skip
+def test_a_last_row_that_is_not_complete_is_left_out_and_told(tmp_path, last, why):
+    file = tmp_path / "progress.csv"
+    file.write_text(f"{FIRST}5120,1,2\r\n10240,1,2\r\n{last}", newline="")
+    curves = read_curves(file)
+    assert curves.env_steps.tolist() == [5120, 10240]
+    assert curves.note.startswith("the last row of progress.csv is left out: ") and why in curves.note
+    file.write_text(f"{FIRST}{last}", newline="")
+    if "cut" in why:
+        with pytest.raises(ValueError, match="no iteration"):
+            read_curves(file)
+    else:
+        assert read_curves(file).note is None
+
+
+def test_every_cut_of_a_file_gives_increasing_steps(tmp_path):
+    whole = (write_progress(tmp_path / "run", iterations=4) / "progress.csv").read_bytes()
+    file = tmp_path / "progress.csv"
+    for end in range(len(whole) - 1, whole.index(b"\r\n") + 2, -1):
+        file.write_bytes(whole[:end])
+        complete = whole[:end].count(b"\n") - 1
+        if complete == 0:
+            break
+        curves = read_curves(file)
+        assert curves.env_steps.tolist() == [64.0 * (i + 1) for i in range(complete)]
+        assert (curves.note is None) == (whole[end - 1 : end] == b"\n")
+
+
+def test_what_is_no_text_is_named(tmp_path):
+    file = write_progress(tmp_path / "run") / "progress.csv"
+    file.write_bytes(file.read_bytes() + b"\xff\xfe")
+    with pytest.raises(ValueError, match=r"run/progress\.csv is no UTF-8 text"):
+        read_curves(file)
+
+
+def test_repeated_gradients_are_no_measurements(tmp_path):
+    folder = write_progress(tmp_path / "run", iterations=25, gradients=("redundancy",))
+    curves = read_curves(folder / "progress.csv")
+    measured = np.isfinite(curves.gradients["redundancy", "cosine"]["agent_1"])
+    assert np.flatnonzero(measured).tolist() == [0, 10, 20]
+    figure = learning_curves(groups_of(folder), "title")
+    cosine, size = (
+        next(a for a in figure.axes if a.get_title(loc="left") == f"Gradient of redundancy: {what}")
+        for what in ("direction", "size")
+    )
+    assert cosine.get_ylim() == (-1.05, 1.05) and size.get_ylim() != (-1.05, 1.05)
+    drawn = [line for line in size.lines if not line.get_label().startswith("_")]
+    assert len(drawn) == 2 and all(line.get_marker() == "o" for line in drawn)
+    assert drawn[0].get_xdata().tolist() == [64, 64 * 11, 64 * 21]
+    np.testing.assert_allclose(drawn[0].get_ydata(), [0.5, 0.6, 0.7])  # no average over iterations
+    assert size.get_xlim()[1] >= 64 * 25 and figure.axes[2].lines[-1].get_marker() == "None"
+    assert "dots are the updates that measured" in figure._supxlabel.get_text()
+
+
+def test_no_axis_has_a_factor_above_it(tmp_path):
+    folder = write_progress(tmp_path / "run", iterations=12, scale=1e-7)
+    figure = learning_curves(groups_of(folder), "title")
+    figure.canvas.draw()
+    assert [a.yaxis.get_offset_text().get_text() for a in figure.axes] == [""] * len(figure.axes)
+    ticks = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert any("e\N{MINUS SIGN}0" in tick for tick in ticks) and len(set(ticks)) == len(ticks)
 
 
 @pytest.mark.parametrize("window", [1, 2, 3, 7, 20])
@@ -134,7 +207,12 @@ def test_groups_have_a_colour_and_a_legend(tmp_path):
     assert "± 1 standard error" in lines_caption(groups) and "interpolated" in lines_caption(groups)
     assert "standard error" not in lines_caption(groups_of(folders[0]))
     each = agent_returns(groups, "title")
-    assert [a.get_title(loc="left") for a in each.axes] == ["agent_0", "agent_1", ""]
+    assert [a.get_title(loc="left") for a in each.axes] == ["", "agent_0", "agent_1"]
+    each.canvas.draw()
+    legend, first, _ = each.axes
+    assert legend.get_legend()._ncols == 2 and legend.bbox.height < 0.15 * first.bbox.height
+    shown = legend.get_legend().get_window_extent()
+    assert shown.x1 < each.bbox.width and shown.y0 > first.bbox.y1
 
 
 def test_names_are_drawn_as_they_are(tmp_path):

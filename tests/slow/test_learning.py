@@ -10,7 +10,10 @@ pytestmark = pytest.mark.slow_core
 
 @pytest.fixture(scope="module")
 def benchmark():
-    return runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "learning.py"))
+    folder = Path(__file__).parents[2] / "benchmarks"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder))
+        return runpy.run_path(str(folder / "learning.py"))
 
 
 def run(benchmark, task, seed):

@@ -54,7 +54,8 @@ class EvaluationResult:
         settings = "".join(f", {name}={value}" for name, value in self.env_config.items())
         console.print(
             f"{self.checkpoint} (iteration {self.iteration:,}): {self.env_name}{settings}; "
-            f"{len(self.policy.lengths):,} episodes, {'sampled' if self.sampled else 'greedy'} actions, "
+            f"{len(self.policy.lengths):,} episode{'' if len(self.policy.lengths) == 1 else 's'}, "
+            f"{'sampled' if self.sampled else 'greedy'} actions, "
             f"seed {self.seed}",
             soft_wrap=True,
             highlight=False,

@@ -66,7 +66,8 @@ def print_end(console: Console, outcome: Outcome, folder: RunFolder) -> None:
     progress = outcome.progress
     if progress is not None:
         text = (
-            f"{progress.iteration:,} iterations, {progress.env_steps:,} environment steps, {duration(progress.seconds)}"
+            f"{progress.iteration:,} iteration{'' if progress.iteration == 1 else 's'}, "
+            f"{progress.env_steps:,} environment steps, {duration(progress.seconds)}"
         )
         table = _returns(outcome)
         if console.is_terminal:
@@ -91,7 +92,9 @@ def _returns(outcome: Outcome) -> Table:
     table.add_column("last of training", justify="right")
     if outcome.evaluation is not None:
         how = "sampled" if evaluated.get("sampled") else "greedy"
-        table.add_column(f"evaluation ({evaluated.get('num_episodes', 0):,.0f} episodes, {how})", justify="right")
+        episodes = evaluated.get("num_episodes", 0)
+        counted = f"{episodes:,.0f} episode{'' if episodes == 1 else 's'}"
+        table.add_column(f"evaluation ({counted}, {how})", justify="right")
     rows = {"all agents": (outcome.progress.return_mean, evaluated.get("episode_return_mean"))}
     of_agents = evaluated.get("agent_episode_returns_mean", {})
     rows |= {agent: (trained.get(agent), of_agents.get(agent)) for agent in list(trained or of_agents)}

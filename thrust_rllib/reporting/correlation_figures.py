@@ -13,6 +13,7 @@ from thrust_rllib.reporting.correlation_file import FeatureCorrelation
 from thrust_rllib.reporting.curve_figures import WIDTH, new_figure, plain
 from thrust_rllib.reporting.groups import RunGroup
 
+SCALES = (0.1, 0.2, 0.5, 1.0)  # ends of the colour scale; an end at the largest entry makes small ones look large
 MAX_NUMBERS = 24  # agents; more leave no room for a number in a cell
 
 
@@ -38,7 +39,7 @@ def correlation_matrices(groups: Sequence[RunGroup], title: str) -> Figure:
     width = max(columns * side, 6.5)
     note = textwrap.wrap(groups_without(groups), int(13 * width))
     figure = new_figure(width, rows * side * 0.92 + 0.9 + 0.15 * len(note), title)
-    top = max(_highest(matrix) for _, (_, matrix, _) in means) or 1.0
+    top = colour_scale([matrix for _, (_, matrix, _) in means])
     places = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes, (group, (names, matrix, runs)) in zip(places, means, strict=False):
         image = _draw_matrix(axes, names, matrix, top, 1.0 if side >= 0.5 * agents + 1.5 else 0.75)
@@ -46,9 +47,17 @@ def correlation_matrices(groups: Sequence[RunGroup], title: str) -> Figure:
         axes.set_title(plain("\n".join(heading)), fontsize=9.5, loc="left")
     for axes in places[len(means) :]:
         axes.set_axis_off()
-    figure.colorbar(image, ax=list(places), shrink=0.8, pad=0.02, label="mean squared correlation")
+    figure.colorbar(
+        image, ax=list(places), shrink=0.8, pad=0.02, label=f"mean squared correlation, colours from 0 to {top:g}"
+    )
     figure.supxlabel(plain("\n".join(note)), fontsize=8.5, color="0.35")
     return figure
+
+
+def colour_scale(matrices: Sequence[np.ndarray]) -> float:
+    """The first of `SCALES` that holds all entries beside the diagonals."""
+    highest = max(map(_highest, matrices))
+    return next((scale for scale in SCALES if highest <= scale), SCALES[-1])
 
 
 def groups_without(groups: Sequence[RunGroup]) -> str:

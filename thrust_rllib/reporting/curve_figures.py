@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
-from matplotlib.ticker import EngFormatter, MaxNLocator
+from matplotlib.ticker import EngFormatter, MaxNLocator, StrMethodFormatter
 
 from thrust_rllib.reporting.groups import RunGroup
 from thrust_rllib.reporting.panels import (
@@ -31,9 +31,11 @@ from thrust_rllib.reporting.seed_curves import moving_average, seed_curve, smoot
 
 WIDTH = 13  # inches
 DOTS_PER_INCH = 130
+PANEL_HEIGHT = 3.05  # inches, of a small one
 NOTE_WIDTH, LEGEND_WIDTH = 190, 60  # characters
 MAX_FAINT = 8  # faint curves in a panel; more are a mess
 _LEGEND = None  # a cell of the grid with the groups' colours
+_LINE, _CHARACTER, _HANDLE = 0.19, 0.068, 0.6  # inches of a legend
 
 
 @dataclass(frozen=True)
@@ -56,8 +58,10 @@ def learning_curves(groups: Sequence[RunGroup], title: str) -> Figure:
 
 def agent_returns(groups: Sequence[RunGroup], title: str) -> Figure:
     """A small panel for each agent, a line per group."""
-    legend = _Row([_LEGEND], [1], _legend_height(groups))
-    return _figure([*_rows(agents_apart(groups)), legend], groups, title, agents_caption(groups))
+    labels = _legend_labels(groups)
+    rows = -(-len(labels) // _legend_columns(groups, WIDTH))
+    legend = _Row([_LEGEND], [1], (_LINE * rows * max(map(len, labels)) + 0.1) / PANEL_HEIGHT)
+    return _figure([legend, *_rows(agents_apart(groups))], groups, title, agents_caption(groups))
 
 
 def curves_caption(groups: Sequence[RunGroup]) -> str:
@@ -69,6 +73,8 @@ def curves_caption(groups: Sequence[RunGroup]) -> str:
         text += f" Below: mean and range of the {len(modules)} modules."
     if len(groups) == 1 and len(agents_of(groups)) > MAX_AGENTS:
         text += f" Agents: mean and range of the {len(agents_of(groups))}."
+    if any(run.curves.gradients for group in groups for run in group.runs):
+        text += " Gradients: dots are the updates that measured them, not averaged over iterations."
     return text
 
 
@@ -123,27 +129,28 @@ def _rows(cells: Sequence[Panel | None]) -> list[_Row]:
 
 def _figure(rows: Sequence[_Row], groups: Sequence[RunGroup], title: str, note: str) -> Figure:
     heights = [row.height for row in rows]
-    figure = new_figure(WIDTH, 3.05 * sum(heights) + 0.2, title)
+    figure = new_figure(WIDTH, PANEL_HEIGHT * sum(heights) + 0.2, title)
     grid = figure.add_gridspec(len(rows), 1, height_ratios=heights)
     for index, row in enumerate(rows):
         columns = grid[index].subgridspec(1, len(row.widths), width_ratios=row.widths)
         for place, panel in enumerate(row.cells):
             axes = figure.add_subplot(columns[place])
             if panel is None:
-                _draw_legend_cell(axes, groups)
+                _draw_legend_cell(axes, groups, alone=len(row.cells) == 1)
             else:
                 _draw_panel(axes, panel)
     figure.supxlabel("\n".join(textwrap.wrap(note, NOTE_WIDTH)), fontsize=8.5, color="0.35")
     return figure
 
 
-def _draw_legend_cell(axes: Any, groups: Sequence[RunGroup]) -> None:
+def _draw_legend_cell(axes: Any, groups: Sequence[RunGroup], alone: bool) -> None:
     axes.set_axis_off()
     handles = [Line2D([], [], color=color, linewidth=2.2) for color in group_colors(len(groups))]
     labels = [plain("\n".join(lines)) for lines in _legend_labels(groups)]
     legend = axes.legend(
         handles, labels, loc="upper left", fontsize=9 if len(groups) <= 12 else 7, frameon=False, borderaxespad=0,
-        title="groups", title_fontsize=9, alignment="left",
+        title=None if alone else "groups", title_fontsize=9, alignment="left",
+        ncols=_legend_columns(groups, WIDTH) if alone else 1,
     )  # fmt: skip
     legend.set_in_layout(False)  # it has the room that it needs, and would push the panels aside
 
@@ -156,6 +163,12 @@ def _legend_labels(groups: Sequence[RunGroup]) -> list[list[str]]:
     ]
 
 
+def _legend_columns(groups: Sequence[RunGroup], width: float) -> int:
+    """So many as fit side by side into so many inches."""
+    longest = max(len(line) for label in _legend_labels(groups) for line in label)
+    return max(1, min(len(groups), int(width / (_CHARACTER * longest + _HANDLE))))
+
+
 def _legend_height(groups: Sequence[RunGroup]) -> float:
     """In small panels."""
     return 0.2 + 0.07 * sum(map(len, _legend_labels(groups)))
@@ -166,7 +179,7 @@ def _draw_panel(axes: Any, panel: Panel) -> None:
     axes.set_xlabel("environment steps", fontsize=9)
     axes.set_ylabel(plain(panel.unit), fontsize=9)
     axes.tick_params(labelsize=8.5)
-    axes.ticklabel_format(axis="y", useOffset=False)
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:.10g}"))  # no factor above the axis, such as 1e-5
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.xaxis.set_major_locator(MaxNLocator(6))
     axes.grid(alpha=0.25)
@@ -175,9 +188,16 @@ def _draw_panel(axes: Any, panel: Panel) -> None:
         axes.text(0.5, 0.5, "nothing reported", transform=axes.transAxes, ha="center", va="center", color="0.5")
         return
     faint = sum(len(line.curves) for line in panel.lines) <= MAX_FAINT
-    drawn = [_draw_line(axes, line, panel.line_width, faint) for line in panel.lines]
+    drawn = [_draw_line(axes, line, panel, faint) for line in panel.lines]
     if panel.share:
         _show_share(axes, panel)
+    if panel.measured:  # the whole run in view, as in the other panels
+        steps = np.concatenate([steps for line in panel.lines for steps, _ in line.curves])
+        axes.update_datalim([(steps.min(), 0), (steps.max(), 0)], updatey=False)
+        axes.autoscale_view()
+    if panel.cosine:
+        axes.axhline(0.0, color="0.6", linewidth=0.8, linestyle=":")
+        axes.set_ylim(-1.05, 1.05)
     if panel.legend is not None:
         inside = panel.legend == "modules"
         axes.legend(
@@ -186,11 +206,14 @@ def _draw_panel(axes: Any, panel: Panel) -> None:
         )  # fmt: skip
 
 
-def _draw_line(axes: Any, line: Line, width: float, faint: bool) -> Any:
+def _draw_line(axes: Any, line: Line, panel: Panel, faint: bool) -> Any:
     """Draws one line with what belongs to it; returns its handle for a legend."""
-    smooth = [(steps, moving_average(values, smoothing_window(len(steps)))) for steps, values in line.curves]
+    if panel.measured:
+        smooth = [(steps[np.isfinite(values)], values[np.isfinite(values)]) for steps, values in line.curves]
+    else:
+        smooth = [(steps, moving_average(values, smoothing_window(len(steps)))) for steps, values in line.curves]
     single = len(smooth) == 1
-    if faint and line.spread != "range":
+    if faint and line.spread != "range" and not (single and panel.measured):
         for steps, values in line.curves if single else smooth:
             axes.plot(steps, values, color=line.color, alpha=0.22 if single else 0.35, linewidth=0.8)
     if single:
@@ -202,8 +225,9 @@ def _draw_line(axes: Any, line: Line, width: float, faint: bool) -> Any:
         if line.spread == "range":
             low, high = curve.low, curve.high
         axes.fill_between(steps, low, high, color=line.color, alpha=0.18, linewidth=0)
-    marker = "o" if np.isfinite(values).sum() == 1 else None
-    (handle,) = axes.plot(steps, values, color=line.color, linewidth=width, marker=marker, label=plain(line.label))
+    dots = panel.measured or np.isfinite(values).sum() == 1
+    style = {"linewidth": panel.line_width, "marker": "o" if dots else None, "markersize": 3 if panel.measured else 6}
+    (handle,) = axes.plot(steps, values, color=line.color, label=plain(line.label), **style)
     return handle
 
 

@@ -11,10 +11,12 @@ import numpy as np
 
 from thrust_rllib.command_line.training_progress import duration, number
 from thrust_rllib.confidence import MeanInterval, mean_interval
-from thrust_rllib.reporting.groups import RunGroup
+from thrust_rllib.reporting.groups import RunGroup, by_environment
 from thrust_rllib.reporting.panels import MAX_AGENTS, STATISTICS, agents_of
 from thrust_rllib.reporting.run_curves import RunCurves, last_known
 from thrust_rllib.reporting.runs import Run
+
+EVALUATION = "evaluation"
 
 
 @dataclass(frozen=True)
@@ -25,11 +27,13 @@ class Table:
         title: above.
         columns: headings; the first column names the row.
         rows: one text per column.
+        kind: "numbers", aligned on the right, or "texts", which wrap.
     """
 
     title: str
     columns: list[str]
     rows: list[list[str]]
+    kind: str = "numbers"
 
 
 def summary(curves: RunCurves, evaluation: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -65,6 +69,7 @@ def evaluation_summary(results: Mapping[str, Any]) -> dict[str, Any]:
         "return_mean": results.get("episode_return_mean"),
         "agent_returns": dict(results.get("agent_episode_returns_mean", {})),
         "episode_length_mean": results.get("episode_len_mean"),
+        "sampled": results.get("sampled", True),
     }
 
 
@@ -92,6 +97,14 @@ def final_table(groups: Sequence[RunGroup]) -> Table:
     return Table("Final numbers", ["group", "runs", "environment steps", "wall time", *shown], rows)
 
 
+def evaluation_heading(groups: Sequence[RunGroup]) -> str:
+    """Says whether the evaluations took sampled or the most likely actions; runs that do not say so sampled."""
+    evaluations = [run.evaluation for group in groups for run in group.runs if run.evaluation]
+    kinds = {bool(evaluation.get("sampled", True)) for evaluation in evaluations}
+    how = {frozenset({True}): "sampled", frozenset({False}): "greedy"}
+    return f"{EVALUATION}, {how.get(frozenset(kinds), 'greedy or sampled')}"
+
+
 def agent_table(groups: Sequence[RunGroup]) -> Table:
     """A row per group: the last return of each of the first `MAX_AGENTS` agents."""
     agents = agents_of(groups)[:MAX_AGENTS]
@@ -106,13 +119,15 @@ def difference_table(groups: Sequence[RunGroup]) -> Table:
     """A row per group: every setting that is not the same in all groups."""
     names = list(dict.fromkeys(name for group in groups for name in group.differences))
     rows = [[group.label, *(group.differences.get(name, "none") for name in names)] for group in groups]
-    return Table("What differs", ["group", *names], rows)
+    return Table("What differs", ["group", *names], rows, "texts")
 
 
 def runs_table(groups: Sequence[RunGroup]) -> Table:
-    """A row per run."""
+    """A row per run, with its environment where there are several."""
+    several = len(by_environment(groups)) > 1
     rows = [
         [
+            *([group.env] if several else []),
             group.label,
             str(run.seed),
             str(run.folder),
@@ -125,8 +140,11 @@ def runs_table(groups: Sequence[RunGroup]) -> Table:
         for group in groups
         for run in group.runs
     ]
-    columns = ["group", "seed", "folder", "started", "iterations", "environment steps", "wall time", "return"]
-    return Table("Runs", columns, rows)
+    columns = [
+        *(["environment"] if several else []),
+        "group", "seed", "folder", "started", "iterations", "environment steps", "wall time", "return",
+    ]  # fmt: skip
+    return Table("Runs", columns, rows, "texts")
 
 
 def _final_numbers(groups: Sequence[RunGroup]) -> dict[str, list[list[float | None]]]:
@@ -134,7 +152,7 @@ def _final_numbers(groups: Sequence[RunGroup]) -> dict[str, list[list[float | No
     couplings = dict.fromkeys(name for group in groups for run in group.runs for name in run.curves.couplings)
     readers: dict[str, Callable[[Run], float | None]] = {
         "return, all agents": lambda run: last_known(run.curves.total_return),
-        "evaluation": lambda run: (run.evaluation or {}).get("return_mean"),
+        evaluation_heading(groups): lambda run: (run.evaluation or {}).get("return_mean"),
         "entropy": lambda run: _module_mean(run, "entropy"),
         "explained variance": lambda run: _module_mean(run, "vf_explained_var"),
         "KL": lambda run: _module_mean(run, "approx_kl"),

@@ -15,14 +15,16 @@ STYLE = """
 body { font: 15px/1.5 system-ui, -apple-system, "Segoe UI", sans-serif; color: #1d2330; background: #fff;
   max-width: 1200px; margin: 0 auto; padding: 1rem 1.2rem 4rem; }
 h1 { font-size: 1.6rem; line-height: 1.25; margin: .6rem 0 .2rem; overflow-wrap: anywhere; }
-h2 { font-size: 1.15rem; margin: 2.2rem 0 .6rem; }
+h2, h3 { font-size: 1.15rem; margin: 2.2rem 0 .6rem; overflow-wrap: anywhere; }
+h2.part { font-size: 1.4rem; border-top: 2px solid #9aa3b5; margin-top: 3rem; padding-top: .8rem; }
 .lead, figcaption { color: #5a6374; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .92rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .35rem .9rem .35rem 0; text-align: right; border-bottom: 1px solid #e4e7ee; vertical-align: top; }
 th { font-weight: 600; color: #5a6374; border-bottom-color: #9aa3b5; }
 th:first-child, td:first-child, .texts th, .texts td { text-align: left; }
-td:first-child { min-width: 9rem; max-width: 26rem; overflow-wrap: anywhere; font-weight: 600; }
+td:first-child { min-width: 9rem; max-width: 26rem; overflow-wrap: break-word; font-weight: 600; }
+td span { white-space: nowrap; }
 .notes { background: #fff7e0; border-left: 4px solid #e2b33c; padding: .5rem .9rem; margin: 1rem 0; }
 .notes ul { margin: 0; padding-left: 1.1rem; }
 figure { margin: 0 0 1.2rem; }
@@ -50,23 +52,36 @@ class PageFigure:
     narrow: bool = False
 
 
+@dataclass(frozen=True)
+class PageSection:
+    """Tables, then figures, which belong together.
+
+    Args:
+        heading: above; None where the page has no other section.
+        tables: first.
+        figures: then.
+    """
+
+    heading: str | None
+    tables: Sequence[Table]
+    figures: Sequence[PageFigure]
+
+
 def page(
     title: str,
     lead: str,
     notes: Sequence[str],
-    tables: Sequence[Table],
-    figures: Sequence[PageFigure],
+    sections: Sequence[PageSection],
     details: Sequence[Table],
     commands: str,
 ) -> str:
-    """The HTML text: headline, tables, figures, then where the runs are and how they were made.
+    """The HTML text: headline, sections, then where the runs are and how they were made.
 
     Args:
         title: headline.
         lead: a sentence below it.
         notes: what a reader has to know before the numbers.
-        tables: first.
-        figures: then.
+        sections: one for each environment.
         details: tables of texts at the end.
         commands: shown as they are, at the end.
     """
@@ -74,9 +89,10 @@ def page(
     if notes:
         items = "".join(f"<li>{escape(note)}</li>" for note in notes)
         parts.append(f'<div class="notes"><ul>{items}</ul></div>')
-    parts += [_table(table) for table in tables]
-    parts += [_figure(figure) for figure in figures]
-    parts += [_table(table, "texts") for table in details]
+    parts += [_section(section) for section in sections]
+    if any(section.heading for section in sections):
+        parts.append('<h2 class="part">All runs</h2>')
+    parts += [_table(table, "h2") for table in details]
     parts.append(f"<h2>Commands and versions</h2><pre>{escape(commands)}</pre>")
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -85,17 +101,33 @@ def page(
     )
 
 
-def _table(table: Table, kind: str = "numbers") -> str:
+def _section(section: PageSection) -> str:
+    head = "" if section.heading is None else f'<h2 class="part">{escape(section.heading)}</h2>'
+    level = "h2" if section.heading is None else "h3"
+    parts = [_table(table, level) for table in section.tables] + [_figure(figure, level) for figure in section.figures]
+    return head + "".join(parts)
+
+
+def _table(table: Table, level: str) -> str:
     head = "".join(f"<th>{escape(column)}</th>" for column in table.columns)
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows)
+    cell = _number if table.kind == "numbers" else escape
+    body = "".join(
+        f"<tr><td>{escape(row[0])}</td>{''.join(f'<td>{cell(text)}</td>' for text in row[1:])}</tr>"
+        for row in table.rows
+    )
     return (
-        f'<h2>{escape(table.title)}</h2><div class="wide"><table class="{kind}"><thead><tr>{head}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>"
+        f'<{level}>{escape(table.title)}</{level}><div class="wide"><table class="{table.kind}">'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 
 
-def _figure(figure: PageFigure) -> str:
-    heading, caption = f"<h2>{escape(figure.title)}</h2>", escape(figure.caption)
+def _number(text: str) -> str:
+    """A number, which may have a line break before its error only."""
+    return "<span>" + "</span> <span>± ".join(escape(part) for part in text.split(" ± ")) + "</span>"
+
+
+def _figure(figure: PageFigure, level: str) -> str:
+    heading, caption = f"<{level}>{escape(figure.title)}</{level}>", escape(figure.caption)
     if figure.picture is None:
         return f'{heading}<p class="lead">{caption}</p>'
     data = base64.b64encode(figure.picture.read_bytes()).decode("ascii")

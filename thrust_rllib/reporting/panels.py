@@ -58,6 +58,8 @@ class Panel:
         lines: in drawing order.
         legend: its title; None for no legend.
         share: 0 and 1 are marked and in view, what is far below 0 is not.
+        cosine: the axis shows -1 to 1, with 0 marked.
+        measured: each finite number is a measurement of its own, drawn with a marker and not smoothed.
         line_width: of its lines.
     """
 
@@ -66,6 +68,8 @@ class Panel:
     lines: list[Line]
     legend: str | None = None
     share: bool = False
+    cosine: bool = False
+    measured: bool = False
     line_width: float = 1.5
 
 
@@ -111,7 +115,7 @@ def training_panels(groups: Sequence[RunGroup]) -> list[Panel]:
     for key in (key for key in measured if key[1] in GRADIENTS):
         title, unit = GRADIENTS[key[1]]
         lines = _of_modules(groups, _gradient(key))
-        panels.append(Panel(title.format(key[0]), unit, lines))
+        panels.append(Panel(title.format(key[0]), unit, lines, cosine=key[1] == "cosine", measured=True))
     return panels
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 import re
 from dataclasses import dataclass, field
@@ -30,7 +31,8 @@ class RunCurves:
         modules: {statistic: {module: values}}.
         couplings: {name: value of the cross-agent loss before its coefficient}.
         gradients: {(coupling, "norm", "norm_ratio" or "cosine"): {module: values}}, the coupling's gradient against the
-            module's own; empty where the run did not measure it.
+            module's own, NaN where an iteration repeats an earlier measurement; empty where the run measured none.
+        note: what a reader has to know about the file; None for nothing.
     """
 
     env_steps: np.ndarray
@@ -40,21 +42,29 @@ class RunCurves:
     modules: dict[str, dict[str, np.ndarray]]
     couplings: dict[str, np.ndarray]
     gradients: dict[tuple[str, str], dict[str, np.ndarray]] = field(default_factory=dict)
+    note: str | None = None
+
+
+class NoIterationError(ValueError):
+    """A folder without a run, or a run that was stopped before its first iteration was written."""
 
 
 def read_curves(progress_file: Path) -> RunCurves:
     """Reads a `progress.csv` of RLlib.
 
+    A last row that was cut off while it was written is left out, see `RunCurves.note`.
+
     Raises:
-        ValueError: no such file, or one without an iteration, or without a count of steps.
+        NoIterationError: no such file, or one without an iteration.
+        ValueError: it is no text, or has no count of steps.
     """
     if not progress_file.is_file():
-        raise ValueError(f"there is no {progress_file}; a report needs the folder of a run that did one iteration")
-    with progress_file.open(newline="") as file:
-        reader = csv.DictReader(file)
-        rows, columns = list(reader), list(reader.fieldnames or ())
+        raise NoIterationError(
+            f"there is no {progress_file}; a report needs the folder of a run that did one iteration"
+        )
+    rows, columns, note = _read_rows(progress_file)
     if not rows:
-        raise ValueError(f"{progress_file} has no iteration yet")
+        raise NoIterationError(f"{progress_file} has no iteration yet")
 
     def column(name: str) -> np.ndarray:
         return np.array([_number(row.get(name)) for row in rows])
@@ -85,7 +95,8 @@ def read_curves(progress_file: Path) -> RunCurves:
             for name in columns
             if name.startswith(_COUPLING) and name != _COUPLING + "total"
         },
-        gradients={key: in_order(values) for key, values in sorted(gradients.items())},
+        gradients={key: in_order(values) for key, values in sorted(_measured(gradients).items())},
+        note=note,
     )
 
 
@@ -93,6 +104,46 @@ def last_known(values: np.ndarray) -> float | None:
     """The last finite one."""
     finite = values[np.isfinite(values)]
     return float(finite[-1]) if len(finite) else None
+
+
+def _read_rows(path: Path) -> tuple[list[dict[str, str]], list[str], str | None]:
+    """Complete rows, columns, and a note where the last row was not complete."""
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            text = file.read()
+        reader = csv.DictReader(io.StringIO(text, newline=""))
+        rows, columns = list(reader), list(reader.fieldnames or ())
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is no UTF-8 text ({error}); remove what is broken in it, or the run") from error
+    except csv.Error as error:
+        raise ValueError(f"{path} is no CSV ({error}); remove what is broken in it, or the run") from error
+    if not rows:
+        return rows, columns, None
+    last, before = _number(rows[-1].get(_STEPS)), [_number(row.get(_STEPS)) for row in rows[:-1]]
+    backwards = bool(before) and last <= np.nanmax([-math.inf, *before])
+    if None in rows[-1].values() or not text.endswith("\n"):
+        why = "it was cut off while it was written"
+    elif backwards:
+        why = f"its environment steps, {last:.0f}, are no more than those before"
+    else:
+        return rows, columns, None
+    return rows[:-1], columns, f"the last row of {path.name} is left out: {why}"
+
+
+def _measured(gradients: dict[tuple[str, str], dict[str, np.ndarray]]) -> dict[tuple[str, str], dict[str, np.ndarray]]:
+    """NaN in place of repetitions: a run measures every few updates, and reports the last measurement in all.
+
+    An iteration measured a coupling where any of the coupling's numbers is not the one of the iteration before.
+    """
+    measured: dict[str, np.ndarray] = {}
+    for (coupling, _), modules in gradients.items():
+        for values in modules.values():
+            new = np.isfinite(values) & (values != np.concatenate([[math.nan], values[:-1]]))
+            measured[coupling] = measured.get(coupling, False) | new
+    return {
+        key: {module: np.where(measured[key[0]], values, math.nan) for module, values in modules.items()}
+        for key, modules in gradients.items()
+    }
 
 
 def _number(text: str | None) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 
 from thrust_rllib.command_line.run_folder import CONFIG_FILE, PROGRESS_FILE
 from thrust_rllib.reporting.correlation_file import CORRELATION_FILE, FeatureCorrelation
-from thrust_rllib.reporting.run_curves import RunCurves, read_curves
+from thrust_rllib.reporting.run_curves import NoIterationError, RunCurves, read_curves
 
 REPORT = "report"
 SUMMARY = "summary.json"
@@ -49,15 +49,18 @@ def read_run(folder: Path) -> Run:
     """Reads a run's folder.
 
     Raises:
-        ValueError: it is no run (says what is missing), or a file in it cannot be read.
+        NoIterationError: it is no run (says what is missing).
+        ValueError: there is no such folder, or a file in it cannot be read.
     """
+    if folder.is_file():
+        raise NoIterationError(f"{folder} is a file; give the folders of runs that thrust-rllib train has written")
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}; give the folders of runs that thrust-rllib train has written")
     missing = [name for name in (CONFIG_FILE, PROGRESS_FILE) if not (folder / name).is_file()]
     if missing:
         inside = sorted(path.parent for path in folder.glob(f"*/{CONFIG_FILE}"))
-        hint = f" There are {len(inside)} runs in it, such as {inside[0]}: give those." if inside else ""
-        raise ValueError(
+        hint = f" Runs in it, such as {inside[0]}: {len(inside)}; give those." if inside else ""
+        raise NoIterationError(
             f"{folder} is not the folder of a run: it has no {' and no '.join(missing)}; needed: a folder that "
             f"thrust-rllib train has written, after one iteration at least.{hint}"
         )
@@ -72,20 +75,32 @@ def read_run(folder: Path) -> Run:
 
 
 def read_runs(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
-    """Reads each folder once.
+    """Reads each folder once; of several, those that are no run or have no iteration are skipped.
 
     Returns:
         The runs, and what a reader has to be told about them.
 
     Raises:
-        ValueError: no folder, or see `read_run`.
+        ValueError: no folder, no run among them, or see `read_run`.
     """
     if not folders:
         raise ValueError("no run was given; needed: the folder of one run at least")
     once = {folder.resolve(): folder for folder in reversed(folders)}
     unique = [folder for folder in folders if once[folder.resolve()] is folder]
     notes = [f"{folder} was given more than once and counts once" for folder in unique if _times(folder, folders) > 1]
-    return [read_run(folder) for folder in unique], notes
+    runs: list[Run] = []
+    skipped: list[str] = []
+    for folder in unique:
+        try:
+            runs.append(read_run(folder))
+        except NoIterationError as error:
+            if len(unique) == 1:
+                raise
+            skipped.append(str(error))
+    if not runs:
+        raise ValueError(f"none of the {len(unique)} folders is a run with an iteration: {'; '.join(skipped)}")
+    cut = [f"{run.folder}: {run.curves.note}" for run in runs if run.curves.note]
+    return runs, [*notes, *cut, *(f"skipped: {why}" for why in skipped)]
 
 
 def _times(folder: Path, folders: Sequence[Path]) -> int:
