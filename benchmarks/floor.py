@@ -152,9 +152,7 @@ def draw(rows: list[Row]) -> Figure:
     cases = list(dict.fromkeys(tuple(str(row[key]) for key in CASE) for row in ratios))
     figure = new_figure("A loop by hand without Ray against JointPPO", 4.5 + 1.6 * len(cases), 4.6)
     axes = figure.add_subplot()
-    panel(
-        axes, "Median of the rounds, minimum and maximum; higher is better for JointPPO", "seconds by hand / JointPPO"
-    )
+    panel(axes, "Median, minimum and maximum of the rounds", "seconds by hand / seconds of JointPPO")
     for k, phase in enumerate(PHASES):
         mine = [row for row in ratios if row["quantity"] == phase]
         places = [cases.index(tuple(str(row[key]) for key in CASE)) + 0.27 * (k - 1) for row in mine]
