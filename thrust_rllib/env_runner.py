@@ -98,12 +98,13 @@ class JointEnvRunner(MultiAgentEnvRunner):
         self._groups = agent_groups(env, self.module_of, self.config.normalize_actions, self.config.clip_actions)
         self._checks = RolloutChecks(self._env_name, agents, not self.config.disable_env_checking)
         self._statistics = EpisodeStatistics(agents, self.module_of, self.num_envs, self._metrics_window())
-        # RLlib's own seed, seed + worker index, gives worker 2 of seed 0 the streams of worker 1 of seed 1.
-        seed = self.config.seed
-        entropy = None if seed is None else [seed, self.worker_index or 0, int(self.config.in_evaluation)]
-        self._env_seeds, self._actor_seeds = (
-            np.random.default_rng(s) for s in np.random.SeedSequence(entropy).spawn(2)
-        )
+        if not hasattr(self, "_env_seeds"):  # environments that are made anew go on with other seeds
+            # RLlib's own seed, seed + worker index, gives worker 2 of seed 0 the streams of worker 1 of seed 1.
+            seed = self.config.seed
+            entropy = None if seed is None else [seed, self.worker_index or 0, int(self.config.in_evaluation)]
+            self._env_seeds, self._actor_seeds = (
+                np.random.default_rng(s) for s in np.random.SeedSequence(entropy).spawn(2)
+            )
         self._needs_initial_reset = True
         if hasattr(self, "_actor"):  # environments that are made anew
             self._make_actor()
@@ -214,8 +215,8 @@ class JointEnvRunner(MultiAgentEnvRunner):
                 if cut.any():
                     self._record_bootstrap(recorder, t, np.flatnonzero(cut), over[t], result)
         self.metrics.log_value(ENV_STEP_TIMER, env_seconds / num_steps)
-        self._statistics.add(recorder.rewards, recorder.present, over, np.ones(self.num_envs, bool), times)
         self._check(recorder)
+        self._statistics.add(recorder.rewards, recorder.present, over, np.ones(self.num_envs, bool), times)
         batch = recorder.finish(
             [
                 self._actor.logp(index, recorder.array(index, "logits"), recorder.array(index, "actions"))

@@ -166,7 +166,6 @@ def _steps(optimizers: Mapping[ModuleID, torch.optim.Optimizer], slices: Mapping
             continue
         for group in optimizer.param_groups:
             numbers = {name: group[name] for name in ("lr", "eps", "weight_decay", "amsgrad", "maximize")}
-            numbers["decoupled_weight_decay"] = group.get("decoupled_weight_decay", False)
             numbers["beta1"], numbers["beta2"] = group["betas"]
             step = together.setdefault(tuple(numbers.values()), _AdamStep(numbers))
             step.take(optimizer, group["params"], start)
@@ -178,6 +177,7 @@ def _is_plain_adam(optimizer: torch.optim.Optimizer) -> bool:
     return (
         type(optimizer) is torch.optim.Adam
         and all(group["fused"] and not group["amsgrad"] for group in optimizer.param_groups)
+        and not any(group.get("decoupled_weight_decay") for group in optimizer.param_groups)  # newer than torch 2.6
         and not any(isinstance(group["lr"], Tensor) for group in optimizer.param_groups)
         and "step" not in vars(optimizer)
         and not optimizer._optimizer_step_pre_hooks

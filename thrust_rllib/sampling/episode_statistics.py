@@ -78,28 +78,34 @@ class EpisodeStatistics:
             keep: bool [E], environments whose steps and finished episodes count.
             times: [T], a clock in seconds after each step.
         """
-        steps = len(over)
-        after = np.maximum.accumulate(np.where(over, np.arange(1, steps + 1)[:, None], 0), axis=0)
-        starts = np.concatenate([np.zeros_like(after[:1]), after])  # [T + 1, E] the first step of the running episode
-        paid, acted = _sums(rewards, np.float64), _sums(present, np.int64)
+        steps, envs = over.shape
+        # Each environment's steps in pieces: from its first step, or the one after an end, to an end or its last step.
+        begins = np.ones((steps, envs), bool)
+        begins[1:] = over[:-1]
+        places = np.flatnonzero(begins.T)  # e·T + t, environment after environment
+        e, start = places // steps, places % steps
+        last = np.append(places[1:], steps * envs) - 1 - e * steps
+        paid, acted = _sums(rewards, places, np.float64), _sums(present, places, np.int64)
+        first = start == 0  # goes on with what an earlier call left
+        returns = paid + np.where(first, self._returns[:, e], 0.0)
+        agent_steps = acted + np.where(first, self._steps[:, e], 0)
+        lengths = last + 1 - start + np.where(first, self._lengths[e], 0)
+        started = np.where(first, self._started[e], times[start - 1])
 
-        t, e = np.nonzero(over & keep)
-        start = starts[t, e]
-        first = start == 0  # began in an earlier call
-        returns = paid[t + 1, :, e] - paid[start, :, e] + np.where(first, self._returns[:, e], 0.0).T
-        agent_steps = acted[t + 1, :, e] - acted[start, :, e] + np.where(first, self._steps[:, e], 0).T
-        lengths = t + 1 - start + np.where(first, self._lengths[e], 0)
-        seconds = times[t] - np.where(first, self._started[e], times[start - 1])
-        self._num_finished += len(t)
-        self._finished.extend(zip(returns, agent_steps, lengths.tolist(), seconds.tolist(), strict=True))
+        ended = over[last, e]
+        finished = np.flatnonzero(ended & keep[e])
+        self._num_finished += len(finished)
+        for i in finished[np.lexsort((e[finished], last[finished]))]:  # in the order of time
+            seconds = float(times[last[i]] - started[i])
+            self._finished.append((returns[:, i].copy(), agent_steps[:, i].copy(), int(lengths[i]), seconds))
 
-        start, every = starts[-1], np.arange(len(keep))
-        ended = start > 0
-        self._returns = np.where(ended, 0.0, self._returns) + (paid[-1] - paid[start, :, every].T)
-        self._steps = np.where(ended, 0, self._steps) + (acted[-1] - acted[start, :, every].T)
-        self._lengths = np.where(ended, 0, self._lengths) + steps - start
-        self._started = np.where(ended, times[start - 1], self._started)
-        self._agent_steps += acted[-1][:, keep].sum(axis=1)
+        final = last == steps - 1  # the last piece of each environment, in their order
+        over_now = ended[final]
+        self._returns = np.where(over_now, 0.0, returns[:, final])
+        self._steps = np.where(over_now, 0, agent_steps[:, final])
+        self._lengths = np.where(over_now, 0, lengths[final])
+        self._started = np.where(over_now, times[-1], started[final])
+        self._agent_steps += np.where(keep[e], acted, 0).sum(axis=1)
 
     def pop_counts(self) -> tuple[int, np.ndarray]:
         """Episodes finished and steps of each agent [N] since the last call."""
@@ -133,6 +139,7 @@ class EpisodeStatistics:
         metrics.log_dict({EPISODE_LEN_MAX: lengths.max(), EPISODE_RETURN_MAX: totals.max()}, reduce="max", window=1)
 
 
-def _sums(x: np.ndarray, dtype: Any) -> np.ndarray:
-    """[T, N, E] to [T + 1, N, E]: the sum of the first t steps."""
-    return np.concatenate([np.zeros((1, *x.shape[1:]), dtype), np.cumsum(x, axis=0, dtype=dtype)])
+def _sums(x: np.ndarray, places: np.ndarray, dtype: Any) -> np.ndarray:
+    """[T, N, E] to [N, pieces]: sums over pieces of the environments' steps."""
+    by_env = x.transpose(1, 2, 0).reshape(x.shape[1], -1)
+    return np.add.reduceat(by_env, places, axis=1, dtype=dtype)

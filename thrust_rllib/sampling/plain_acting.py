@@ -53,7 +53,8 @@ class PlainActing:
             The (masked) inputs of the action distributions [k, E, A], and actions [k, E, …].
         """
         leading = obs.shape[:2]
-        logits = self._policies(obs.reshape(self._num_modules, -1, *obs.shape[2:])).reshape(*leading, -1)
+        with np.errstate(all="ignore"):  # as torch: diverged weights give infinities, which the rollout's checks find
+            logits = self._policies(obs.reshape(self._num_modules, -1, *obs.shape[2:])).reshape(*leading, -1)
         if random_actions:
             logits = np.zeros_like(logits)
         if mask is not None:
@@ -76,7 +77,8 @@ class PlainActing:
             return self._noise.uniform.next(mean.shape).copy()
         if not explore:
             return mean
-        return mean + np.exp(log_std) * self._noise.normal.next(mean.shape)
+        with np.errstate(all="ignore"):
+            return mean + np.exp(log_std) * self._noise.normal.next(mean.shape)
 
 
 class Noise:
