@@ -9,14 +9,14 @@ the moments by which their observations are normalised.
 
 Returns per episode before and after 40 iterations of 2048 steps, means over 1000 episodes (± standard error):
 
-| seed | agent_0           | team                         | agents 1 to 3, before and after                  |
-|------|-------------------|------------------------------|--------------------------------------------------|
-| 0    | -393.7 to -225.2  | -1108.5 ± 35 to -943.0 ± 34  | -345.6, -182.7, -186.4 to -346.3, -186.8, -184.8 |
-| 1    | -399.0 to -150.5  | -1127.0 ± 36 to -877.9 ± 34  | -374.7, -192.8, -160.5 to -379.3, -194.4, -153.7 |
-| 2    | -408.5 to -223.4  | -1154.5 ± 35 to -960.5 ± 34  | -350.8, -197.0, -198.1 to -344.2, -196.8, -196.1 |
+| seed | agent_0          | team                        | agents 1 to 3, before and after                  |
+|------|------------------|-----------------------------|--------------------------------------------------|
+| 0    | -360.9 to -147.5 | -1001.7 ± 35 to -768.0 ± 33 | -310.4, -153.5, -176.9 to -299.9, -150.3, -170.3 |
+| 1    | -354.4 to -152.1 | -1001.2 ± 35 to -789.9 ± 33 | -329.8, -144.6, -172.3 to -324.1, -146.3, -167.3 |
+| 2    | -291.9 to -151.3 | -911.8 ± 34 to -774.7 ± 33  | -316.7, -158.5, -144.7 to -317.6, -161.3, -144.5 |
 
 The agent's own return rises, and the team's by as much: the others' hardly change. The largest change of a weight
-of its network is 0.43 to 0.49; the others' weights are equal to the bit.
+of its network is 0.23 to 0.25; the others' weights are equal to the bit.
 
 (thrust_rllib 0.1.0, Ray 2.60.0, torch 2.13.0, Python 3.11)
 """

@@ -6,11 +6,11 @@
 Four agents guard ten houses against fire, each with a network of its own; an agent works at a house or rests. Means
 over the last 100 episodes, iterations of 2048 steps:
 
-| iteration | team's return, seeds 0, 1, 2 | agents 0 to 3, seed 0            |
-|-----------|------------------------------|----------------------------------|
-| 1         | -1284, -1261, -1182          | -470.7, -335.2, -210.2, -268.3   |
-| 20        | -860, -921, -1006            | -349.5, -254.4, -80.7, -175.4    |
-| 40        | -554, -461, -431             | -204.4, -132.4, -69.7, -148.0    |
+| iteration | team's return, seeds 0, 1, 2 | agents 0 to 3, seed 0          |
+|-----------|------------------------------|--------------------------------|
+| 1         | -1281, -1271, -1221          | -484.7, -341.0, -190.6, -265.1 |
+| 20        | -961, -955, -999             | -297.8, -300.9, -134.6, -227.7 |
+| 40        | -604, -424, -321             | -153.5, -144.8, -78.0, -227.4  |
 
 Fires are luck: means over 100 episodes swing by 100 to 200 between iterations.
 (thrust_rllib 0.1.0, Ray 2.60.0, torch 2.13.0, Python 3.11)

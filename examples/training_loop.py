@@ -9,9 +9,9 @@ three iterations running. The restored algorithm plays the same episodes as the 
 
 | seed | stopped after | team's return at 1, 10, 20, last | least agent's return at the same | plays, saved and loaded |
 |------|---------------|----------------------------------|----------------------------------|-------------------------|
-| 0    | 46 iterations | -1284, -1334, -860, -418         | -471, -461, -350, -204           | -325.100, -325.100      |
-| 1    | 34            | -1261, -1108, -921, -545         | -456, -380, -342, -245           | -349.150, -349.150      |
-| 2    | 34            | -1182, -1158, -1006, -561        | -419, -335, -425, -206           | -348.410, -348.410      |
+| 0    | 32 iterations | -1281, -1360, -961, -567         | -485, -457, -301, -177           | -482.520, -482.520      |
+| 1    | 35            | -1271, -1047, -955, -297         | -459, -423, -388, -161           | -463.170, -463.170      |
+| 2    | 33            | -1221, -1076, -999, -424         | -417, -326, -419, -178           | -389.380, -389.380      |
 
 "Plays" is the team's mean return over 100 episodes with the most probable actions; training samples them.
 
