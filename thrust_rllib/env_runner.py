@@ -32,7 +32,6 @@ from ray.rllib.utils.metrics import (
     NUM_MODULE_STEPS_SAMPLED_LIFETIME,
 )
 from ray.rllib.utils.typing import ResultDict
-from ray.util import log_once
 
 from thrust_rllib.connectors.observation_normalizer import ObservationNormalizer
 from thrust_rllib.envs.joint_env import JointStepResult, VectorJointEnv, episode_over, per_agent_flags
@@ -162,6 +161,7 @@ class JointEnvRunner(MultiAgentEnvRunner):
     def _make_actor(self) -> None:
         seed = int(self._actor_seeds.integers(2**31))
         self._actor = TeamActor(self._groups, self.module, self.normalizer, self._device, seed)
+        self._told_raw: set[str] = set()  # modules about whose observations was warned
         self._groups = self._actor.groups
 
     # --- sampling -------------------------------------------------------------------------------------------------
@@ -234,7 +234,8 @@ class JointEnvRunner(MultiAgentEnvRunner):
             for module_id, mine in group.by_module:
                 if self.config.is_trained(module_id):
                     normalizer.update(module_id, encoded[:, mine], batch.modules[module_id].present)
-                elif not normalizer.moments[module_id].count and log_once(f"raw_observations_{module_id}"):
+                elif not normalizer.moments[module_id].count and module_id not in self._told_raw:
+                    self._told_raw.add(module_id)
                     logger.warning(
                         "module %r is not trained and has no moments of observations: with normalize_observations it "
                         "sees them as they are. Restore it together with its moments (a checkpoint has both).",
