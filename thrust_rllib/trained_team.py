@@ -87,7 +87,7 @@ def _config_to_play(state: dict[str, Any]) -> JointPPOConfig:
         num_env_runners=0, num_envs_per_env_runner=1, num_gpus_per_env_runner=0, create_local_env_runner=True
     )
     config.learners(num_learners=0, num_gpus_per_learner=0)
-    config.evaluation(evaluation_interval=None, evaluation_num_env_runners=0)
+    config.evaluation(evaluation_interval=None, evaluation_num_env_runners=0, evaluation_config=None)
     config.validate()
     config.freeze()
     return config

@@ -27,7 +27,7 @@ def run(ray_session, tmp_path_factory):
     folder = tmp_path_factory.mktemp("run") / "run"
     code, _, err = thrust_rllib(
         "train", "bucket_brigade", "-e", "scenario=minimal_specialization", "-e", "num_houses=6", *TINY,
-        "--iterations", 3, "--checkpoint-every", 2, "--eval-episodes", 0, "--output", folder,
+        "--iterations", 3, "--checkpoint-every", 2, "--eval-episodes", 2, "--output", folder,
     )  # fmt: skip
     assert code == 0, err
     return folder
