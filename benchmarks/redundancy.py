@@ -49,7 +49,7 @@ from learning import TASKS, Scale, config_of
 from matplotlib.figure import Figure
 
 from thrust_rllib.evaluation import play_episodes
-from thrust_rllib.team_features import feature_correlation, fresh_features
+from thrust_rllib.team_features import feature_correlation, fresh_features, mean_squared_correlation
 
 NAME = "redundancy"
 CASE = ("weight", "env_steps", "seed")
@@ -100,9 +100,8 @@ def study(weight: float, seed: int, steps: int = TASK.steps, episodes: int = EPI
         outcome.sampled = float(scale.scores(play_episodes(algo, episodes, seed=EVALUATION_SEED, explore=True)).mean())
 
         features = fresh_features(algo, rows, seed=EVALUATION_SEED)
-        _, correlation = feature_correlation(features)
-        outcome.correlation = float(correlation[np.triu_indices(len(correlation), 1)].mean())
-        outcome.own = float(correlation.diagonal().mean())
+        outcome.correlation = mean_squared_correlation(features)
+        outcome.own = float(feature_correlation(features)[1].diagonal().mean())
         outcome.feature_std = float(np.mean([z.std(axis=0).mean() for z in features.values()]))
 
         without = [

@@ -147,7 +147,7 @@ def dotted_names(text):
 @pytest.mark.parametrize("page", PAGES)
 def test_named_functions_and_classes_exist(page):
     for name in dotted_names(PAGES[page]):
-        resolve(name)
+        assert resolve(name) is not None, name
 
 
 def test_the_formulas_name_the_functions_that_compute_them():

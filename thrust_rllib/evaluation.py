@@ -127,7 +127,7 @@ def play_policy(env: VectorJointEnv, policy: Policy, num_episodes: int, *, seed:
     remaining = episodes_per_environment(num_episodes, num_envs)
     running, steps = np.zeros((len(names), num_envs)), np.zeros(num_envs, np.int64)
     played: list[list[tuple[np.ndarray, int]]] = [[] for _ in range(num_envs)]
-    observations = env.reset_joint(_seeds(seed, num_envs)[:-1])
+    observations = env.reset_joint(seeds_for(seed, num_envs)[:-1])
     while remaining.any():
         result = env.step_joint(policy(observations))
         observations = result.observations
@@ -147,7 +147,7 @@ def play_policy(env: VectorJointEnv, policy: Policy, num_episodes: int, *, seed:
     )
 
 
-def _seeds(seed: int, num_envs: int) -> list[int]:
+def seeds_for(seed: int, num_envs: int) -> list[int]:
     """One for each environment, and one for the actions."""
     return np.random.SeedSequence(seed).generate_state(num_envs + 1).tolist()
 
@@ -172,9 +172,7 @@ class TeamPolicy:
         explore: bool = False,
         random_agents: Collection[AgentID] = (),
     ) -> None:
-        config, runner = algo.config, algo.env_runner
-        if runner is None:
-            raise ValueError("the algorithm has no local env runner; set .env_runners(create_local_env_runner=True)")
+        config = algo.config
         for agent in random_agents:
             if agent not in env.possible_agents:
                 raise ValueError(
@@ -182,17 +180,14 @@ class TeamPolicy:
                     f"{nearest(str(agent), map(str, env.possible_agents))} Its agents: {list(env.possible_agents)}"
                 )
         _check_agents(env, config.policy_mapping_fn.table)
-        module_of = {agent: config.module_for_agent(agent) for agent in env.possible_agents}
-        groups = agent_groups(env, module_of, config.normalize_actions, config.clip_actions)
-        _check_spaces(groups, runner.get_spaces())
         self._explore = explore
-        self._actor = _actor(runner, groups, _seeds(seed, env.num_envs)[-1])
+        self._actor = team_actor(algo, env, seeds_for(seed, env.num_envs)[-1])
         self._groups = self._actor.groups
         self._random_rows = [np.array([agent in random_agents for agent in group.agents]) for group in self._groups]
         self._random_actor = None
         if random_agents:
             (child,) = np.random.SeedSequence(seed).spawn(1)
-            self._random_actor = _actor(runner, groups, int(child.generate_state(1)[0]))
+            self._random_actor = team_actor(algo, env, int(child.generate_state(1)[0]))
 
     def __call__(self, observations: Any) -> Any:
         """Actions for all environments."""
@@ -208,8 +203,18 @@ class TeamPolicy:
         return env_actions(self._groups, actions)
 
 
-def _actor(runner: Any, groups: list[AgentGroup], seed: int) -> TeamActor:
-    """Acts with the runner's networks and moments, and a generator of its own."""
+def team_actor(algo: Any, env: VectorJointEnv, seed: int) -> TeamActor:
+    """Acts in `env` with the algorithm's networks and moments of now, and a generator of its own.
+
+    Raises:
+        ValueError: the algorithm has no local runner, or the environment does not fit the networks.
+    """
+    config, runner = algo.config, algo.env_runner
+    if runner is None:
+        raise ValueError("the algorithm has no local env runner; set .env_runners(create_local_env_runner=True)")
+    module_of = {agent: config.module_for_agent(agent) for agent in env.possible_agents}
+    groups = agent_groups(env, module_of, config.normalize_actions, config.clip_actions)
+    _check_spaces(groups, runner.get_spaces())
     return TeamActor(groups, runner.module, runner.normalizer, runner.device, seed=seed)
 
 

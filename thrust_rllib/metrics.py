@@ -76,7 +76,7 @@ class UpdateTotals:
     """
 
     def __init__(
-        self, module_ids: list[ModuleID], couplings: list[str], device: torch.device | str, num_passes: int = 1
+        self, module_ids: list[ModuleID], couplings: list[str], device: torch.device | str, num_passes: int
     ) -> None:
         self._module_ids = module_ids
         self._couplings = couplings

@@ -14,11 +14,12 @@ from ray.rllib.core.columns import Columns
 
 from thrust_rllib.envs.joint_env import AgentID, VectorJointEnv
 from thrust_rllib.envs.registry import make_vector_env
+from thrust_rllib.evaluation import seeds_for, team_actor
 from thrust_rllib.functional import cross_correlation
 from thrust_rllib.joint_batch import ModuleID
 from thrust_rllib.rl_modules.mlp import ENCODER_FEATURES
 from thrust_rllib.sampling.acting import TeamActor
-from thrust_rllib.sampling.agent_groups import agent_groups, env_actions
+from thrust_rllib.sampling.agent_groups import env_actions
 
 _ROWS_OF_A_FORWARD = 512  # images of a large team would not fit into memory at once
 _PATIENCE = 20  # rows played for each one that is asked for
@@ -51,15 +52,11 @@ def fresh_features(algo: Any, num_rows: int, *, seed: int = 0, explore: bool = T
     """
     if num_rows < 1:
         raise ValueError(f"num_rows is {num_rows}; needed: at least 1")
-    config, runner = algo.config, algo.env_runner
-    if runner is None:
-        raise ValueError("the algorithm has no local env runner; set .env_runners(create_local_env_runner=True)")
+    config = algo.config
     env = make_vector_env(config.env_spec, dict(config.env_config), config.num_envs_per_env_runner)
     try:
-        module_of = {agent: config.module_for_agent(agent) for agent in env.possible_agents}
-        groups = agent_groups(env, module_of, config.normalize_actions, config.clip_actions)
-        seeds = np.random.SeedSequence(seed).generate_state(env.num_envs + 1).tolist()
-        actor = TeamActor(groups, runner.module, runner.normalizer, runner.device, seed=seeds.pop())
+        seeds = seeds_for(seed, env.num_envs)
+        actor = team_actor(algo, env, seeds.pop())
         found = _collect(algo, actor, _play(env, actor, seeds, explore), num_rows)
         return {agent: found[agent] for agent in env.possible_agents}
     finally:

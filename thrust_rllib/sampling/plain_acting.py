@@ -53,7 +53,7 @@ class PlainActing:
             The (masked) inputs of the action distributions [k, E, A], and actions [k, E, …].
         """
         leading = obs.shape[:2]
-        with np.errstate(all="ignore"):  # as torch: diverged weights give infinities, which the rollout's checks find
+        with np.errstate(all="ignore"):  # as torch: diverged weights give infinities, which the learner refuses
             logits = self._policies(obs.reshape(self._num_modules, -1, *obs.shape[2:])).reshape(*leading, -1)
         if random_actions:
             logits = np.zeros_like(logits)
@@ -74,7 +74,7 @@ class PlainActing:
     def _numbers(self, inputs: np.ndarray, explore: bool, random_actions: bool) -> np.ndarray:
         mean, log_std = np.split(inputs, 2, axis=-1)
         if random_actions:
-            return self._noise.uniform.next(mean.shape).copy()
+            return self._noise.uniform.next(mean.shape)
         if not explore:
             return mean
         with np.errstate(all="ignore"):
@@ -107,7 +107,7 @@ class Blocks:
         self._used = 0
 
     def next(self, shape: tuple[int, ...]) -> np.ndarray:
-        """Numbers of `shape`, float32; a view."""
+        """Numbers of `shape`, float32: a view of a block, which is never written again."""
         if self._used == len(self._block) or self._block.shape[1:] != shape:
             # The first blocks are small: who plays a few steps does not pay for hundreds.
             most = NUMBERS_OF_A_BLOCK // max(1, int(np.prod(shape)))
