@@ -390,8 +390,8 @@ class ReferenceTrainer:
             what concerns the team (coupling, frozen, standardize, whether there is a critic_lr) is read from
             `settings`.
 
-    A module's losses are one mean over the present rows of all its agents (0 where there are none: its Adam
-    then steps with zero gradients); the joint loss is their sum over modules plus `redundancy_coeff` times
+    A module's losses are one mean over the present rows of all its agents (0 where there are none: it then
+    takes no step); the joint loss is their sum over modules plus `redundancy_coeff` times
     the penalty over agents.
     """
 
@@ -432,7 +432,8 @@ class ReferenceTrainer:
         Returns:
             "total_loss" (with critic_lr without the value terms), "aux_loss" (weighted), and by module id
             "policy_loss", "value_loss", "entropy", "clip_fraction", "kl", "grad_norm", "critic_grad_norm"
-            (before clipping; 0 for frozen modules), "grads", "critic_grads" ({name: array}, before clipping).
+            (before clipping; 0 for frozen modules), "grads", "critic_grads" ({name: array}, before clipping), "rows"
+            (the present rows of all its agents).
         """
         s = self.settings
         rows = np.asarray(rows)
@@ -441,6 +442,7 @@ class ReferenceTrainer:
             for m, params in self.parameters.items()
         }
         features: dict[str, torch.Tensor] = {}
+        policies: dict[str, torch.Tensor] = {}
         present: dict[str, torch.Tensor] = {}
         terms: dict[str, dict[str, list[torch.Tensor]]] = {m: {} for m in self.modules}
         standardized = self._advantages(rollouts, rows)
@@ -455,6 +457,7 @@ class ReferenceTrainer:
             if r.action_mask is not None:
                 allowed = torch.tensor(np.asarray(r.action_mask)[rows])
                 outputs = torch.where(allowed, outputs, torch.full_like(outputs, -1e30))
+            policies[agent_id] = outputs
             logp, entropy = self._distribution(module_id, outputs[present[agent_id]], np.asarray(r.actions)[kept])
             logp_old, targets, values_old = (
                 torch.tensor(np.asarray(x, dtype=np.float64)[kept]) for x in (r.logp_old, r.value_targets, r.values_old)
@@ -477,7 +480,7 @@ class ReferenceTrainer:
                 terms[module_id].setdefault(name, []).append(term)
         means = {m: {name: self._mean(torch.cat(parts)) for name, parts in named.items()} for m, named in terms.items()}
         s = self.settings
-        aux = s.redundancy_coeff * self._redundancy(features, present) if s.redundancy_coeff else None
+        aux = s.redundancy_coeff * self._coupling(features, policies, present) if s.redundancy_coeff else None
         own = self.per_module
         actor = sum(x["policy_loss"] - own[m].entropy_coeff * x["entropy"] for m, x in means.items())
         actor = actor if aux is None else actor + aux
@@ -487,25 +490,30 @@ class ReferenceTrainer:
 
         grads = self._gradients(total, leaves)
         critic_grads = self._gradients(critic, leaves) if split else None
+        rows_of = {m: sum(len(part) for part in named["entropy"]) for m, named in terms.items()}
         result: dict[str, object] = {
             "total_loss": float(total.detach()),
             "aux_loss": 0.0 if aux is None else float(aux.detach()),
             "grads": grads,
             "critic_grads": critic_grads,
-            "grad_norm": self._clip_and_step(grads, self.optimizers),
+            "rows": rows_of,
+            "grad_norm": self._clip_and_step(grads, self.optimizers, rows_of),
         }
         if critic_grads is not None:
-            result["critic_grad_norm"] = self._clip_and_step(critic_grads, self.critic_optimizers)
+            result["critic_grad_norm"] = self._clip_and_step(critic_grads, self.critic_optimizers, rows_of)
         for name in ("policy_loss", "value_loss", "entropy", "clip_fraction", "kl"):
             result[name] = {m: float(x[name].detach()) for m, x in means.items()}
         return result
 
     def _clip_and_step(
-        self, grads: dict[str, dict[str, np.ndarray]], optimizers: dict[str, ReferenceAdam]
+        self,
+        grads: dict[str, dict[str, np.ndarray]],
+        optimizers: dict[str, ReferenceAdam],
+        rows_of: Mapping[str, int],
     ) -> dict[str, float]:
         norms = dict.fromkeys(self.modules, 0.0)
         for module_id, named in grads.items():
-            if module_id not in self.settings.frozen:
+            if module_id not in self.settings.frozen and rows_of[module_id]:
                 limit = self.per_module[module_id].grad_clip
                 clipped, norms[module_id] = clip_by_global_norm(list(named.values()), limit)
                 optimizers[module_id].step(self.parameters[module_id], dict(zip(named, clipped, strict=True)))
@@ -542,7 +550,7 @@ class ReferenceTrainer:
         B = outputs.shape[0]
         if module.action in ("gaussian", "gaussian_free"):
             mean, log_std = outputs.chunk(2, dim=1)
-            x = torch.tensor(np.asarray(actions, dtype=np.float64)).reshape(B, -1)
+            x = torch.tensor(np.asarray(actions, dtype=np.float64)).reshape(mean.shape)
             constant = 0.5 * math.log(2 * math.pi)
             logp = -0.5 * ((x - mean) / torch.exp(log_std)) ** 2 - log_std - constant
             return logp.sum(1), (log_std + constant + 0.5).sum(1)
@@ -557,6 +565,15 @@ class ReferenceTrainer:
             logp = logp + log_p[torch.arange(B), torch.tensor(actions[:, k])]
             entropy = entropy - (torch.exp(log_p) * log_p).sum(1)
         return logp, entropy
+
+    def _coupling(
+        self,
+        features: Mapping[str, torch.Tensor],
+        policies: Mapping[str, torch.Tensor],
+        present: Mapping[str, torch.Tensor],
+    ) -> torch.Tensor:
+        """The coupling before its coefficient, of {agent: [B, …]} features, masked policy outputs and presence."""
+        return self._redundancy(features, present)
 
     def _redundancy(self, features: Mapping[str, torch.Tensor], present: Mapping[str, torch.Tensor]):
         total, pairs = torch.zeros((), dtype=torch.float64), 0

@@ -56,6 +56,10 @@ class ModuleAxis:
         result = per_agent.new_zeros(*per_agent.shape[:-1], len(self.sizes))
         return result.index_add(-1, self._index, per_agent)
 
+    def any(self, x: Tensor) -> Tensor:
+        """[N, B] bool to [m, B]: whether it holds for any of the module's agents."""
+        return torch.stack([mine.any(0) for mine in x.split(self.sizes)])
+
     def explained_variance(self, values: Tensor, targets: Tensor, present: Tensor | None) -> Tensor:
         """[m] over each module's rows of [N, B] tensors."""
         if self._equal:
@@ -213,24 +217,27 @@ def compute_joint_losses(
         axis: modules on the agent axis.
         coefficients: per module.
         standardize_advantages: "minibatch" and "team" act here, "rollout" and False do not.
-        all_present: every agent acted in every row (then nothing is masked).
+        all_present: every agent acted in every row (then nothing is masked). Else what stands at absent rows of
+            `rows.columns` and `outputs` never matters, NaN and infinity included; their gradient is exactly 0.
         cross_agent_losses: {name: coupling}.
         cross_agent_coeffs: {name: number or scalar tensor}.
     """
     present = None if all_present else rows.present
-    advantages = rows.advantages
+    logp, values, entropies, columns = outputs.logp, outputs.values, outputs.entropy, rows.columns
+    if present is not None:
+        # What goes in is masked, not what comes out: 0 times an infinite derivative is NaN. All terms are 0 there.
+        logp, values, entropies, columns = (x.where(present, 0.0) for x in (logp, values, entropies, columns))
+    logp_old, values_old, advantages, targets = columns
     if standardize_advantages == "minibatch":
         advantages = F.standardize(advantages, present, dim=1, floor="add")
     elif standardize_advantages == "team":
         advantages = F.standardize(advantages, present, dim=None, floor="add")
     clip = coefficients.clip_param
-    surrogate = F.clipped_surrogate(outputs.logp, rows.action_logp, advantages, clip)
-    unclipped = (outputs.values - rows.value_targets).square()
+    surrogate = F.clipped_surrogate(logp, logp_old, advantages, clip)
+    unclipped = (values - targets).square()
     value_loss = unclipped
     if coefficients.value_clip_range is not None:
-        value_loss = F.value_loss_change_clipped(
-            outputs.values, rows.values, rows.value_targets, coefficients.value_clip_range
-        )
+        value_loss = F.value_loss_change_clipped(values, values_old, targets, coefficients.value_clip_range)
     if coefficients.vf_clip_param is not None:
         value_loss = torch.minimum(value_loss, coefficients.vf_clip_param)
 
@@ -241,20 +248,14 @@ def compute_joint_losses(
 
     def mean(x: Tensor) -> Tensor:
         """[…, N, B] to […, m], the mean over each module's own present rows."""
-        return axis.sum(x if present is None else x.where(present, 0.0)) / counts.clamp(min=1.0)
+        return axis.sum(x) / counts.clamp(min=1.0)
 
-    policy, value, entropy = mean(torch.stack([-surrogate, value_loss, outputs.entropy]))
+    policy, value, entropy = mean(torch.stack([-surrogate, value_loss, entropies]))
     with torch.no_grad():
         others = mean(
-            torch.stack(
-                [
-                    unclipped,
-                    F.clip_indicator(outputs.logp, rows.action_logp, clip),
-                    F.approximate_kl(outputs.logp, rows.action_logp),
-                ]
-            )
+            torch.stack([unclipped, F.clip_indicator(logp, logp_old, clip), F.approximate_kl(logp, logp_old)])
         )
-        explained = axis.explained_variance(outputs.values, rows.value_targets, present)
+        explained = axis.explained_variance(values, targets, present)
         statistics = torch.stack(
             [policy.detach(), value.detach(), others[0], entropy.detach(), others[1], others[2], explained]
         )

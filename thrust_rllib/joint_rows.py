@@ -18,21 +18,26 @@ from thrust_rllib.joint_batch import AgentID, JointBatch, ModuleID, ModuleStream
 
 @dataclass(frozen=True)
 class ModuleRows:
-    """Rows of the agents that one module plays: obs [n, M, …], actions [n, M, …], action_mask [n, M, A] or None."""
+    """Rows of the agents that one module plays: obs [n, M, …], actions [n, M, …], action_mask [n, M, A] or None.
+
+    origin: [n, M, 2] episode and step of each row, as `ModuleStreams` has them, or None.
+    """
 
     agents: tuple[AgentID, ...]
     obs: Tensor
     actions: Tensor
     action_mask: Tensor | None
+    origin: Tensor | None = None
 
     def select(self, rows: Tensor) -> ModuleRows:
         """The given rows [B] of every agent."""
-        mask = self.action_mask
+        mask, origin = self.action_mask, self.origin
         return ModuleRows(
             self.agents,
             self.obs.index_select(1, rows),
             self.actions.index_select(1, rows),
             None if mask is None else mask.index_select(1, rows),
+            None if origin is None else origin.index_select(1, rows),
         )
 
 
@@ -163,7 +168,10 @@ def joint_rows(
     if standardize_rollout:
         advantages = standardize(advantages, present, dim=1, floor="max")
     return JointRows(
-        modules={m: _module_rows(batches, m, agents, device) for m, agents in modules.items()},
+        modules={
+            m: _module_rows(batches, m, agents, mine, device)
+            for (m, agents), mine in zip(modules.items(), present.split(sizes), strict=True)
+        },
         columns=torch.stack([logp, raw, advantages, targets]).to(device),
         present=present.to(device),
     )
@@ -216,20 +224,30 @@ def _rows(x: Tensor, valid: Tensor) -> Tensor:
 
 
 def _module_rows(
-    batches: Sequence[JointBatch], module_id: ModuleID, agents: tuple[AgentID, ...], device: torch.device | str
+    batches: Sequence[JointBatch],
+    module_id: ModuleID,
+    agents: tuple[AgentID, ...],
+    present: Tensor,
+    device: torch.device | str,
 ) -> ModuleRows:
-    def field(name: str) -> Tensor:
+    everywhere = bool(present.all())
+
+    def field(name: str, absent: int = 0) -> Tensor:
         parts = []
         for batch in batches:
             array = np.swapaxes(getattr(batch.modules[module_id], name), 0, 1)  # [n, T, E, …]
             rows = array.reshape(array.shape[0], -1, *array.shape[3:])
             parts.append(rows if batch.valid.all() else rows[:, batch.valid.ravel()])
-        return torch.from_numpy(np.ascontiguousarray(np.concatenate(parts, axis=1))).to(device)
+        joined = torch.from_numpy(np.ascontiguousarray(np.concatenate(parts, axis=1)))
+        if not everywhere:  # numbers without meaning would reach gradients as 0 times infinity
+            joined[~present] = absent
+        return joined.to(device)
 
     streams: ModuleStreams = batches[0].modules[module_id]
     return ModuleRows(
         agents=agents,
         obs=field("obs"),
         actions=field("actions"),
-        action_mask=None if streams.action_mask is None else field("action_mask"),
+        action_mask=None if streams.action_mask is None else field("action_mask", absent=1),
+        origin=None if streams.origin is None else field("origin"),
     )

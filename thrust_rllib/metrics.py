@@ -52,7 +52,11 @@ def finite_parts(losses: JointLosses, norms: Tensor, frozen: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class UpdateSummary:
-    """One update in numbers: {module: {statistic: mean over the gradient steps taken}}, and what all share."""
+    """One update in numbers: per module, and what all share.
+
+    modules: {module: {statistic: mean}} over the gradient steps taken in which the module had a row; no entries where
+    it had none. module_steps: how many these are.
+    """
 
     modules: dict[ModuleID, dict[str, float]]
     couplings: dict[str, float]
@@ -63,6 +67,7 @@ class UpdateSummary:
     non_finite: dict[str, int]
     rows_trained: int
     module_rows_trained: dict[ModuleID, int]
+    module_steps: dict[ModuleID, int]
 
 
 class UpdateTotals:
@@ -82,7 +87,8 @@ class UpdateTotals:
         self._couplings = couplings
         m = len(module_ids)
         self._names = [*STATISTICS, TOTAL_LOSS, *GRADIENT_NORMS[:num_passes]]
-        self._statistics = torch.zeros(len(self._names) + 1, m, device=device)
+        self._statistics = torch.zeros(len(self._names) + 2, m, device=device)  # and rows, and steps
+        self._one = torch.ones(1, m, device=device)
         self._shared = torch.zeros(len(couplings) + 3, device=device)
         self._non_finite = torch.zeros(m + 1, device=device)
         self.num_minibatches = 0
@@ -98,12 +104,12 @@ class UpdateTotals:
         everything_finite: Tensor,
         num_rows: int,
     ) -> None:
-        """Takes in one minibatch; one that was skipped is only counted."""
+        """Takes in one minibatch, of each module that has a row in it; one that was skipped is only counted."""
         total = losses.actor + losses.critic
-        statistics = torch.cat([losses.statistics, total[None], norms, losses.counts[None]])
+        statistics = torch.cat([losses.statistics, total[None], norms, losses.counts[None], self._one])
         one = torch.ones((), device=statistics.device)
         shared = torch.cat([losses.couplings, torch.stack([losses.coupling, objective, one])])
-        self._statistics += statistics.where(everything_finite, 0.0)
+        self._statistics += statistics.where(everything_finite & (losses.counts > 0), 0.0)
         self._shared += shared.where(everything_finite, 0.0)
         self._non_finite += ~finite
         self.num_minibatches += 1
@@ -113,13 +119,14 @@ class UpdateTotals:
         """Means over the gradient steps taken; the update's only wait for the device."""
         shared = self._shared.tolist()
         taken = int(shared[-1])
-        mean = (self._statistics / max(taken, 1)).T.tolist()
+        sums = dict(zip(self._module_ids, self._statistics.T.tolist(), strict=True))
+        rows, steps = ({m: int(values[k]) for m, values in sums.items()} for k in (-2, -1))
         sources = [*(f"module {m!r}" for m in self._module_ids), f"cross-agent losses {self._couplings}"]
         nowhere = [int(n) for n in self._non_finite.tolist()]
         return UpdateSummary(
             modules={
-                m: dict(zip(self._names, values, strict=False))
-                for m, values in zip(self._module_ids, mean, strict=True)
+                m: {name: value / steps[m] for name, value in zip(self._names, values, strict=False) if steps[m]}
+                for m, values in sums.items()
             },
             couplings={name: value / max(taken, 1) for name, value in zip(self._couplings, shared, strict=False)},
             coupling_total=shared[-3] / max(taken, 1),
@@ -128,9 +135,8 @@ class UpdateTotals:
             num_non_finite=self.num_minibatches - taken,
             non_finite={name: n for name, n in zip(sources, nowhere, strict=True) if n},
             rows_trained=self._rows,
-            module_rows_trained={
-                m: int(round(values[-1] * max(taken, 1))) for m, values in zip(self._module_ids, mean, strict=True)
-            },
+            module_rows_trained=rows,
+            module_steps=steps,
         )
 
 
@@ -153,14 +159,14 @@ def log_update(
     """
     taken = summary.num_minibatches - summary.num_non_finite
     for module_id, values in summary.modules.items():
-        steps = summary.module_rows_trained[module_id]
-        if taken:
+        rows = summary.module_rows_trained[module_id]
+        if values:
             logger.log_dict(values, key=module_id, window=1)
         logger.log_dict(
             {
                 "curr_entropy_coeff": entropy_coeffs[module_id],
                 WEIGHTS_SEQ_NO: weights_seq_no,
-                MODULE_TRAIN_BATCH_SIZE_MEAN: steps / max(taken, 1),
+                MODULE_TRAIN_BATCH_SIZE_MEAN: rows / max(summary.module_steps[module_id], 1),
             },
             key=module_id,
             window=1,
@@ -174,8 +180,8 @@ def log_update(
             )
         for name, modules in coupling_gradients.items():
             logger.log_dict(dict(modules[module_id]), key=(module_id, COUPLING_GRADIENT, name), window=1)
-        logger.log_value((module_id, NUM_MODULE_STEPS_TRAINED), steps, reduce="sum")
-        logger.log_value((module_id, NUM_MODULE_STEPS_TRAINED_LIFETIME), steps, reduce="lifetime_sum")
+        logger.log_value((module_id, NUM_MODULE_STEPS_TRAINED), rows, reduce="sum")
+        logger.log_value((module_id, NUM_MODULE_STEPS_TRAINED_LIFETIME), rows, reduce="lifetime_sum")
     shared: dict[str, Any] = {NUM_MINIBATCH_STEPS: taken}
     if taken:
         shared[TOTAL_LOSS] = summary.total_loss

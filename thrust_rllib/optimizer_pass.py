@@ -51,14 +51,27 @@ class OptimizerPass:
         self._steps = _steps(optimizers, self._slices)
         self._grads: list[Tensor | None] = []
 
-    def compute_gradients(self, objective: Tensor, retain_graph: bool) -> None:
-        """Gradients of `objective` for all trained modules' parameters; one outside its graph has none."""
+    def compute_gradients(
+        self, objective: Tensor, retain_graph: bool, acts: Mapping[ModuleID, bool] | None = None
+    ) -> None:
+        """Gradients of `objective` for all trained modules' parameters; one outside its graph has none.
+
+        Args:
+            objective: scalar.
+            retain_graph: another pass follows on the same graph.
+            acts: {module: has it a row in this minibatch}, or None where all have. A module without has no gradients,
+                so that it takes no step: gradients of 0 would let Adam move it by its momentum.
+        """
         if self._params and objective.requires_grad:
             self._grads = list(
                 torch.autograd.grad(objective, self._params, retain_graph=retain_graph, allow_unused=True)
             )
         else:
             self._grads = [None] * len(self._params)
+        if acts is not None:
+            for module_id, mine in self._slices.items():
+                if not acts[module_id]:
+                    self._grads[mine] = [None] * (mine.stop - mine.start)
 
     def params(self) -> dict[ModuleID, list[Tensor]]:
         """Each module's parameters; none of a frozen module."""
@@ -79,7 +92,7 @@ class OptimizerPass:
         return norms
 
     def step(self, finite: Tensor) -> None:
-        """Steps every trained module's optimizer, unless `finite` (a bool scalar) is false: then nobody moves."""
+        """Steps the optimizer of every module that has gradients, unless `finite` (a bool scalar) is false."""
         skip = (~finite).float()
         for step in self._steps:
             step(self._grads, skip)
@@ -145,6 +158,8 @@ class _OwnStep:
         self._mine = slice(start, start + len(self._params))
 
     def __call__(self, grads: Sequence[Tensor | None], skip: Tensor) -> None:
+        if all(grad is None for grad in grads[self._mine]):
+            return
         for param, grad in zip(self._params, grads[self._mine], strict=True):
             param.grad = grad
         if not bool(skip):

@@ -128,7 +128,7 @@ class _FilmedVectorEnv(VectorJointEnv):
         result = self.env.step_joint(actions)
         shape = (len(self.possible_agents), 1)
         terminated, truncated = (per_agent_flags(flags, *shape) for flags in (result.terminated, result.truncated))
-        over = episode_over(terminated, truncated, result.present)[0]
+        over = episode_over(terminated, truncated, result.present, result.over)[0]
         self.frames.add(self.env.render_final if over else self.env.render)
         return result
 
