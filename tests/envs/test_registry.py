@@ -9,7 +9,9 @@ from pettingzoo.classic import tictactoe_v3
 from tests.envs.helpers import Pair
 from thrust_rllib import envs
 from thrust_rllib.envs import (
+    AECJointEnv,
     BucketBrigade,
+    PettingZooJointEnv,
     SyncVectorJointEnv,
     list_envs,
     make_joint_env,
@@ -48,6 +50,13 @@ def old_style(config):
         (lambda: gym.make("CartPole-v1"), {}, SyncVectorJointEnv, 1),
         ("pettingzoo:mpe2.simple_spread_v3", {"N": 2}, SyncVectorJointEnv, 2),
         ("pettingzoo:simple_spread_v3", {}, SyncVectorJointEnv, 3),
+        ("pettingzoo:tictactoe_v3", {}, SyncVectorJointEnv, 2),
+        ("pettingzoo:classic.tictactoe_v3", {"screen_height": 500}, SyncVectorJointEnv, 2),
+        (tictactoe_v3.env, {}, SyncVectorJointEnv, 2),
+        (tictactoe_v3.raw_env, {}, SyncVectorJointEnv, 2),
+        ("gymnasium:lbforaging:Foraging-8x8-3p-2f-coop-v3", {"sight": 4}, SyncVectorJointEnv, 3),
+        ("lbforaging:Foraging-8x8-2p-2f-coop-v3", {}, SyncVectorJointEnv, 2),
+        ("gymnasium:rware:rware-tiny-4ag-v2", {"max_steps": 9}, SyncVectorJointEnv, 4),
     ],
 )
 def test_everything_that_names_an_environment(env, config, kind, count):
@@ -58,6 +67,11 @@ def test_everything_that_names_an_environment(env, config, kind, count):
     assert make_joint_env(env, config).possible_agents == vector.possible_agents
     vector.reset_joint([1, 2, 3])
     vector.close()
+
+
+def test_what_a_pettingzoo_module_offers_comes_as_it_is():
+    assert type(make_joint_env("pettingzoo:simple_spread_v3")) is PettingZooJointEnv  # it has turns as well
+    assert type(make_joint_env("pettingzoo:tictactoe_v3")) is AECJointEnv  # it has nothing else
 
 
 def test_list_envs():
@@ -108,7 +122,7 @@ class Forgot:
         ("CartPol-v1", {}, ValueError, r"unknown environment 'CartPol-v1'; did you mean 'CartPole-v1'"),
         ("gymnasium:CartPol-v1", {}, ValueError, r"unknown Gymnasium id.*did you mean 'CartPole-v1'"),
         ("pettingzoo:nothing_v0", {}, ValueError, "none of .* can be imported"),
-        ("pettingzoo:collections.abc", {}, ValueError, "has no parallel_env, so its agents take turns"),
+        ("pettingzoo:collections.abc", {}, ValueError, "collections.abc has neither parallel_env nor env"),
         ("no.such.module:Env", {}, ValueError, "module 'no' is not installed or misspelt"),
         ("tests.envs.helpers:Pear", {}, ValueError, "has no 'Pear'; did you mean 'Pair'"),
         ("bucket_brigade", {"scenaro": "easy"}, ValueError, "setting 'scenaro'; did you mean 'scenario'"),
@@ -127,8 +141,6 @@ class Forgot:
         (BucketBrigade(1), {}, TypeError, "env is an object of BucketBrigade; give the class"),
         (Pair(), {}, TypeError, "env is an object of Pair; give the class"),
         (3, {}, TypeError, "env is 3; needed"),
-        (tictactoe_v3.env, {}, TypeError, "a PettingZoo AECEnv, whose agents take turns.*aec_to_parallel"),
-        (tictactoe_v3.raw_env, {}, TypeError, "a PettingZoo AECEnv, whose agents take turns"),
     ],
 )
 def test_errors(env, config, error, says):

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from thrust_rllib.envs.single import SingleJointEnv
     from thrust_rllib.envs.spaces import check_spaces
     from thrust_rllib.envs.sync_vector import SyncVectorJointEnv
+    from thrust_rllib.envs.tuple_style import TupleJointEnv
+    from thrust_rllib.envs.turn_based import AECJointEnv
 
 _HOMES = {
     "bucket_brigade": ("SCENARIOS", "BucketBrigade", "Scenario"),
@@ -59,11 +61,14 @@ _HOMES = {
     "single": ("SingleJointEnv",),
     "spaces": ("check_spaces",),
     "sync_vector": ("SyncVectorJointEnv",),
+    "tuple_style": ("TupleJointEnv",),
+    "turn_based": ("AECJointEnv",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "SCENARIOS",
+    "AECJointEnv",
     "AgentID",
     "BucketBrigade",
     "Climbing",
@@ -81,6 +86,7 @@ __all__ = [
     "Scenario",
     "SingleJointEnv",
     "SyncVectorJointEnv",
+    "TupleJointEnv",
     "TwoStepGame",
     "VectorJointEnv",
     "calibrate",

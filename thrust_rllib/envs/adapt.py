@@ -14,7 +14,7 @@ from thrust_rllib.envs.names import nearest
 from thrust_rllib.envs.single import SingleJointEnv
 
 ACCEPTED = (
-    "a class derived from JointEnv, VectorJointEnv, RLlib's MultiAgentEnv, PettingZoo's ParallelEnv or "
+    "a class derived from JointEnv, VectorJointEnv, RLlib's MultiAgentEnv, PettingZoo's ParallelEnv or AECEnv, or "
     "gymnasium.Env, or a function that makes one of these"
 )
 _TO_DO = "Derive it from thrust_rllib.JointEnv and implement reset_joint and step_joint"
@@ -41,6 +41,11 @@ def is_parallel(thing: type) -> bool:
     return _is(thing, "pettingzoo.utils.env", "ParallelEnv")
 
 
+def is_aec(thing: type) -> bool:
+    """Whether a class is a PettingZoo `AECEnv`, whose agents take turns."""
+    return _is(thing, "pettingzoo.utils.env", "AECEnv")
+
+
 def kind_of_class(thing: type) -> str:
     """The kind of an `EnvSpec` for a class.
 
@@ -53,20 +58,9 @@ def kind_of_class(thing: type) -> str:
         return "vector"
     if is_rllib(thing):
         return "rllib"
-    if is_parallel(thing):
+    if is_parallel(thing) or is_aec(thing) or issubclass(thing, gym.Env):
         return "joint"
-    if issubclass(thing, gym.Env):
-        return "joint"
-    if _is(thing, "pettingzoo.utils.env", "AECEnv"):
-        raise TypeError(_turn_based(thing.__name__))
     raise TypeError(f"env is the class {thing.__name__}, which is no known environment; needed: {ACCEPTED}. {_TO_DO}")
-
-
-def _turn_based(name: str) -> str:
-    return (
-        f"environment {name} is a PettingZoo AECEnv, whose agents take turns; a JointEnv steps all agents "
-        "together. If they may act together, wrap it with pettingzoo.utils.aec_to_parallel"
-    )
 
 
 def to_joint_env(env: Any, name: str) -> JointEnv:
@@ -91,13 +85,36 @@ def to_joint_env(env: Any, name: str) -> JointEnv:
         from thrust_rllib.envs.pettingzoo import PettingZooJointEnv
 
         return PettingZooJointEnv(env)
-    if isinstance(env, gym.Env):
-        from thrust_rllib.envs.gymnasium import GymnasiumJointEnv
+    if is_aec(type(env)):
+        from thrust_rllib.envs.turn_based import AECJointEnv
 
-        return GymnasiumJointEnv(env)
-    if _is(type(env), "pettingzoo.utils.env", "AECEnv"):
-        raise TypeError(_turn_based(name))
+        return AECJointEnv(env)
+    if isinstance(env, gym.Env):
+        return gymnasium_joint_env(env)
     raise TypeError(f"environment {name!r} makes a {type(env).__name__}; needed: {ACCEPTED}. {_TO_DO}")
+
+
+def gymnasium_joint_env(env: gym.Env, **options: Any) -> JointEnv:
+    """A Gymnasium environment as a `JointEnv`: of n agents where its spaces are Tuples with n entries, else of one."""
+    from thrust_rllib.envs.gymnasium import GymnasiumJointEnv
+    from thrust_rllib.envs.tuple_style import TupleJointEnv, is_tuple_style
+
+    return TupleJointEnv(env, **options) if is_tuple_style(env) else GymnasiumJointEnv(env, **options)
+
+
+def takes_turns(env: JointEnv) -> bool:
+    """Whether some agents wait while others act, so that there are no joint steps of all agents.
+
+    Args:
+        env: what `make_joint_env` or `to_joint_env` gives.
+
+    Returns:
+        True for a PettingZoo `AECEnv`, and for an RLlib `MultiAgentEnv` whose `reset`, which is called here, shows
+        only some of its agents; False for others.
+    """
+    if is_aec(type(env.unwrapped)):
+        return True
+    return is_rllib(type(env.unwrapped)) and len(env.reset_joint()) < len(env.possible_agents)
 
 
 def call(

@@ -6,34 +6,15 @@ comparisons per value, and the message of an error is made only when there is on
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from thrust_rllib.envs.joint_env import GENERAL_DOOR, AgentID
-from thrust_rllib.envs.spaces import map_space
-
-
-def check_agents(given: Any, agents: Sequence[AgentID], what: str, where: str, optional: Sequence[bool] = ()) -> None:
-    """Raises unless `given` is a mapping with exactly the keys `agents`; those marked `optional` may miss."""
-    if not isinstance(given, Mapping):
-        raise TypeError(f"{where}: {what} are a {type(given).__name__}; return a dict with one entry per agent")
-    unknown = [key for key in given if key not in agents]
-    if unknown:
-        hint = ' ("__all__" is RLlib\'s key: leave it out, the episode is over when every agent ended)'
-        raise ValueError(
-            f"{where}: {what} name {unknown}, which are not in possible_agents {list(agents)}"
-            + (hint if "__all__" in unknown else "")
-        )
-    for index, agent in enumerate(agents):
-        if agent not in given and not (optional and optional[index]):
-            raise ValueError(
-                f"{where}: {what} have no entry for agent {agent!r}; every agent of possible_agents acts in "
-                f"every step, so return an entry for each of {list(agents)}. {GENERAL_DOOR}"
-            )
+from thrust_rllib.envs.joint_env import AgentID
+from thrust_rllib.envs.spaces import ACTION_MASK, element_nearest_zero, map_space
 
 
 class _Leaf:
@@ -42,6 +23,9 @@ class _Leaf:
     def __init__(self, agent: AgentID, index: int, path: tuple[Any, ...], space: gym.Space) -> None:
         self.agent, self.index, self.path = agent, index, path
         self.dtype, self.shape = np.dtype(space.dtype), tuple(space.shape or ())
+        self.is_mask = path == (ACTION_MASK,)
+        # What the agent shows while it is absent: an element of its space that is not read by anybody.
+        self.absent = np.ones(self.shape, self.dtype) if self.is_mask else element_nearest_zero(space)
 
     def pick(self, observation: Any, where: str) -> Any:
         for depth, key in enumerate(self.path):
@@ -131,36 +115,51 @@ class ObservationBatch:
 
         return {agent: map_space(self.spaces[agent], make) for agent in self.agents}, arrays
 
-    def write(
-        self,
-        arrays: list[np.ndarray],
-        row: int,
-        observations: Any,
-        where: Where,
-        optional: Sequence[bool] = (),
-    ) -> None:
-        """Writes one environment's observations into row `row`.
+    def write(self, arrays: list[np.ndarray], row: int, observations: Mapping[AgentID, Any], where: Where) -> None:
+        """Writes the observations of all agents in one environment.
 
         Args:
             arrays: from `zeros`.
             row: the environment's index.
             observations: {agent: observation}.
             where: makes the beginning of an error message.
-            optional: agents whose observation may miss (they terminated): their row keeps zeros.
+
+        Raises:
+            KeyError: an agent is missing.
         """
-        if type(observations) is not dict or len(observations) != len(self.agents):
-            check_agents(observations, self.agents, "observations", where(), optional)
         for leaf, array in zip(self.leaves, arrays, strict=True):
-            try:
-                value = observations[leaf.agent]
-            except KeyError:
-                check_agents(observations, self.agents, "observations", where(), optional)
-                continue
+            value = observations[leaf.agent]
             if leaf.path:
                 value = leaf.pick(value, where())
             if type(value) is not np.ndarray or value.dtype != leaf.dtype or value.shape != leaf.shape:
                 value = leaf.checked(value, where())
             array[row] = value
+
+    def write_some(
+        self,
+        arrays: list[np.ndarray],
+        row: int,
+        observations: Mapping[AgentID, Any],
+        where: Where,
+        shown: Collection[AgentID],
+        unmasked: Collection[AgentID] = (),
+    ) -> None:
+        """As `write`, of the agents that are `shown`; the others show the element of their space nearest to zero.
+
+        Args:
+            arrays: see `write`.
+            row: see `write`.
+            observations: see `write`; of those that are shown at least.
+            where: see `write`.
+            shown: agents.
+            unmasked: agents that choose no more: all is allowed to them, whatever their mask says.
+        """
+        for leaf, array in zip(self.leaves, arrays, strict=True):
+            if leaf.agent not in shown or (leaf.is_mask and leaf.agent in unmasked):
+                array[row] = leaf.absent
+                continue
+            value = observations[leaf.agent]
+            array[row] = leaf.checked(leaf.pick(value, where()) if leaf.path else value, where())
 
 
 class Where:

@@ -1,4 +1,4 @@
-"""The contract of a joint environment: all agents act at the same time, one call steps them all.
+"""The contract of a joint environment: one call steps all agents that act.
 
 Two forms, one step result: `JointEnv` is one environment with dicts by agent, `VectorJointEnv` is E
 environments with arrays. `SyncVectorJointEnv` (sync_vector.py) makes the second out of the first,
@@ -20,9 +20,8 @@ import numpy as np
 AgentID = str | int
 
 GENERAL_DOOR = (
-    'Agents that join late, leave early or wait need RLlib\'s episodes (sampling="episodes") with the '
-    "environment as an RLlib MultiAgentEnv; a JointEnv steps all its agents together and does not offer "
-    "that in this version."
+    "Agents that wait, as in turn-based environments, need RLlib's episodes to be trained: "
+    '.env_runners(sampling="episodes").'
 )
 
 
@@ -38,9 +37,10 @@ class JointStepResult:
     | extras | {name: value} or {name: {agent: value}} | {name: array [E, ...] or [N, E, ...]} |
     | final_observations | not used | observations before the automatic reset, or None |
     | present | None | bool [N, E]: who acted in this step; None: everybody |
+    | over | bool or None | bool [E] or None: whether the episode is over; None: see `JointEnv`, `episode_over` |
 
-    An agent that is absent still shows some element of its observation space (zeros, say): nobody learns from it.
-    An agent that is both terminated and truncated counts as terminated (no bootstrap).
+    In the second form an agent that is absent still shows some element of its observation space (zeros, say): nobody
+    learns from it. An agent that is both terminated and truncated counts as terminated (no bootstrap).
 
     Args:
         rewards: reward of each agent for this step.
@@ -51,6 +51,7 @@ class JointStepResult:
         extras: named arrays beside the rewards, such as costs, auxiliary targets or per-agent credit.
         final_observations: see the table.
         present: see the table.
+        over: see the table.
         done: in place of `terminated` and `truncated`: every end is a termination.
 
     Raises:
@@ -64,6 +65,7 @@ class JointStepResult:
     extras: Mapping[str, Any]
     final_observations: Any
     present: Any
+    over: Any
 
     def __init__(
         self,
@@ -74,6 +76,7 @@ class JointStepResult:
         extras: Mapping[str, Any] | None = None,
         final_observations: Any = None,
         present: Any = None,
+        over: Any = None,
         *,
         done: Any = None,
     ) -> None:
@@ -96,6 +99,7 @@ class JointStepResult:
         self.extras = {} if extras is None else extras
         self.final_observations = final_observations
         self.present = present
+        self.over = over
 
 
 class _Spaces:
@@ -130,7 +134,7 @@ class _Spaces:
 
 
 class JointEnv(_Spaces, ABC):
-    """One environment in which all agents act at the same time.
+    """One environment, in which one call steps all agents that act.
 
     A subclass sets three attributes and two methods; the rest is optional:
 
@@ -138,12 +142,23 @@ class JointEnv(_Spaces, ABC):
     |---|---|
     | `possible_agents` | list of agent ids (str or int); its order is the order of the agents everywhere |
     | `observation_spaces`, `action_spaces` | dicts agent -> gymnasium space; agents may differ |
-    | `reset_joint(seed)` | starts an episode, returns {agent: observation} for every agent |
-    | `step_joint(actions)` | {agent: action} -> `JointStepResult`, again for every agent |
+    | `reset_joint(seed)` | starts an episode, returns {agent: observation} |
+    | `step_joint(actions)` | {agent: action} -> `JointStepResult` |
     | `state`, `get_state`, `set_state`, `render`, `close`, `metadata` | optional |
 
-    The episode is over in the step in which every agent is terminated or truncated; the next call is
-    `reset_joint`. All agents end in the same step (some may terminate while others are truncated).
+    In the plain case all agents have an entry in everything, act in every step and end together. Agents may also join
+    late, end early and wait:
+
+    - An agent acts in the next step if it has an observation and no end flag. One without an observation is absent:
+      not born yet, ended, or waiting. (An environment whose agents wait can be played by all, and is trained with
+      `sampling="episodes"`; joining late and ending early are trained in either way.)
+    - `step_joint` gets the actions of exactly the agents that act, and returns a reward for each of them. Others may be
+      paid, too, unless they have ended: an agent that ended in an earlier step appears nowhere, not even with 0.0.
+    - `terminated` and `truncated` are one bool for all living agents (who have been observed and have not ended), or a
+      dict with an entry for every agent that acted; a waiting agent may be flagged, too.
+    - In the step of its end an agent may have a last observation; it must have one where it is truncated.
+    - The episode is over when nobody lives any more; the next call is `reset_joint`. `JointStepResult.over` overrules
+      this, for an environment in which some are still to come when all others have ended.
 
     Example:
         >>> class Echo(JointEnv):
@@ -175,7 +190,7 @@ class JointEnv(_Spaces, ABC):
             seed: restarts the random stream; None goes on with it.
 
         Returns:
-            The first observation of every agent.
+            The first observation of every agent that acts in the first step.
         """
 
     @abstractmethod
@@ -183,7 +198,7 @@ class JointEnv(_Spaces, ABC):
         """Plays one step.
 
         Args:
-            actions: for every agent an element of its action space: `Discrete` gives a numpy integer
+            actions: for every agent that acts an element of its action space: `Discrete` gives a numpy integer
                 (`Discrete(3, start=1)` gives 1, 2 or 3), `Box` and `MultiDiscrete` an array.
         """
 
@@ -206,10 +221,13 @@ class VectorJointEnv(_Spaces, ABC):
 
     Agents are in the order of `possible_agents`, the agent axis is first.
 
-    **Automatic reset.** Environment e is over when every agent that is present is terminated or truncated
-    (`episode_over`). Then `observations` already holds the first observation of its next episode, and
-    `final_observations` (same structure) the one before the reset. It is None when no environment ended; its
-    rows of environments that did not end are unspecified.
+    **Presence.** Actions, observations and rewards have entries for all agents, whoever acts. `present` says who acted;
+    the others' actions mean nothing. What is shown to an agent that ended by truncation is its last observation.
+
+    **Automatic reset.** Environment e is over where `over` says so; without it, when every agent that is present is
+    terminated or truncated (`episode_over`). Then `observations` already holds the first observation of its next
+    episode, and `final_observations` (same structure) the one before the reset. It is None when no environment
+    ended; its rows of environments that did not end are unspecified.
 
     **One random stream per environment index.** After `reset_joint(seeds)` environment e behaves like a
     single environment that was reset with `seeds[e]`, whatever E is.
@@ -240,6 +258,13 @@ class VectorJointEnv(_Spaces, ABC):
     def step_joint(self, actions: Any) -> JointStepResult:
         """Plays one step in every environment; resets those that are over."""
 
+    def acts_next(self) -> np.ndarray | None:
+        """Who acts in the next step, bool [N, E]; None (the default): the environment says only afterwards, `present`.
+
+        `SingleJointEnv` needs it where agents join late.
+        """
+        return None
+
     def render(self, index: int = 0) -> Any:
         """An image uint8 [height, width, 3] of environment `index`: after an automatic reset, of the new episode."""
         raise NotImplementedError(f"{type(self).__name__} cannot be rendered; override render()")
@@ -249,17 +274,25 @@ class VectorJointEnv(_Spaces, ABC):
         return self.render(index)
 
 
-def episode_over(terminated: np.ndarray, truncated: np.ndarray, present: np.ndarray | None = None) -> np.ndarray:
+def episode_over(
+    terminated: np.ndarray,
+    truncated: np.ndarray,
+    present: np.ndarray | None = None,
+    over: np.ndarray | None = None,
+) -> np.ndarray:
     """Which environments are over: someone is present and everyone present is terminated or truncated.
 
     Args:
         terminated: bool [N, E], or [E] for all agents.
         truncated: bool [N, E] or [E].
         present: bool [N, E] or None (everybody).
+        over: bool [E], what the environment says itself; None: it says nothing.
 
     Returns:
         bool [E].
     """
+    if over is not None:
+        return np.asarray(over, dtype=bool)
     ended = np.logical_or(terminated, truncated)
     if present is None:
         return ended if ended.ndim == 1 else ended.all(axis=0)

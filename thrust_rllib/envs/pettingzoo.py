@@ -7,24 +7,23 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium import spaces
 from pettingzoo import ParallelEnv
 
+from thrust_rllib.envs.action_masks import InfoMasks
+from thrust_rllib.envs.extras import pick_extras
 from thrust_rllib.envs.joint_env import AgentID, JointEnv, JointStepResult, VectorJointEnv
+from thrust_rllib.envs.presence import EpisodeAgents
 from thrust_rllib.envs.single import SingleJointEnv
-from thrust_rllib.envs.spaces import ACTION_MASK, has_action_mask, mask_length
 
 
 class PettingZooJointEnv(JointEnv):
     """A PettingZoo `ParallelEnv` as a `JointEnv`.
 
-    Agents are those of `possible_agents`, in that order. Every agent must act in every step: one that leaves
-    early or comes late is an error of `SyncVectorJointEnv`. In the last step some may terminate and others be
-    truncated.
+    Agents are those of `possible_agents`, in that order, with the spaces of all of them. They may come late and end
+    early; the episode is over when the environment's `agents` are empty. The infos of the last step are in `infos`.
 
     Action masks: a Dict observation with the key "action_mask" stays as it is; masks in
-    infos[agent]["action_mask"] are found by one reset at construction and put into an observation
-    {"observation", "action_mask"}. Actions are Discrete or MultiDiscrete (its heads side by side in the mask).
+    infos[agent]["action_mask"] become part of the observation, see `InfoMasks`.
 
     Args:
         env: the environment, or what makes one when called with `env_config`.
@@ -33,6 +32,7 @@ class PettingZooJointEnv(JointEnv):
 
     Raises:
         TypeError: no `ParallelEnv`.
+        ValueError: it has no possible_agents, or no space for one of them.
     """
 
     def __init__(
@@ -53,76 +53,70 @@ class PettingZooJointEnv(JointEnv):
         if not isinstance(env, ParallelEnv):
             raise TypeError(
                 f"PettingZooJointEnv got a {type(env).__name__}; needed: a ParallelEnv. Turn-based "
-                "environments (AECEnv) do not step all agents together; if yours may, wrap it with "
-                "pettingzoo.utils.aec_to_parallel"
+                "environments (AECEnv) become a JointEnv by AECJointEnv"
             )
         self.env = env
-        self.possible_agents = list(env.possible_agents)
-        self.observation_spaces = {agent: env.observation_space(agent) for agent in self.possible_agents}
-        self.action_spaces = {agent: env.action_space(agent) for agent in self.possible_agents}
+        agents = getattr(env, "possible_agents", None)
+        if not agents:
+            raise ValueError(
+                f"{type(env.unwrapped).__name__} has no possible_agents; set it to the list of all agents that may "
+                "appear"
+            )
+        self.possible_agents = list(agents)
+        self.observation_spaces = self._spaces("observation")
+        self.action_spaces = self._spaces("action")
+        self.infos: dict[AgentID, Any] = {}
         self.state_space = getattr(env, "state_space", None)
         self.metadata = dict(getattr(env, "metadata", None) or {})
         self.render_mode = getattr(env, "render_mode", None)
         self._extras = tuple(extras_from_infos)
-        self._masked_by_infos = self._find_masks()
+        self._masks = InfoMasks(self.observation_spaces, self.action_spaces, lambda: env.reset()[1])
+
+    def _spaces(self, kind: str) -> dict[AgentID, gym.Space]:
+        found = {}
+        for agent in self.possible_agents:
+            try:
+                found[agent] = getattr(self.env, f"{kind}_space")(agent)
+            except KeyError as error:
+                raise ValueError(
+                    f"{type(self.env.unwrapped).__name__} has no {kind} space for agent {agent!r}; {kind}_space(agent) "
+                    "must know every agent of possible_agents, also those that come late"
+                ) from error
+        return found
 
     @property
     def unwrapped(self) -> ParallelEnv:
         """The PettingZoo environment."""
         return self.env
 
-    def _find_masks(self) -> dict[AgentID, int]:
-        """Agents whose infos hold a mask, with its length; their observation space becomes a Dict."""
-        maskable = {
-            agent: length
+    def _observations(self, given: Mapping[AgentID, Any]) -> dict[AgentID, Any]:
+        return {
+            agent: self._masks.put(agent, given[agent], self.infos.get(agent))
             for agent in self.possible_agents
-            if (length := mask_length(self.action_spaces[agent])) is not None
-            and not has_action_mask(self.observation_spaces[agent])
+            if agent in given
         }
-        if not maskable:
-            return {}
-        _, infos = self.env.reset()
-        masked = {agent: length for agent, length in maskable.items() if ACTION_MASK in (infos.get(agent) or {})}
-        for agent, length in masked.items():
-            self.observation_spaces[agent] = spaces.Dict(
-                {"observation": self.observation_spaces[agent], ACTION_MASK: spaces.Box(0, 1, (length,), np.int8)}
-            )
-        return masked
-
-    def _observations(self, given: Mapping[AgentID, Any], infos: Mapping[AgentID, Any]) -> dict[AgentID, Any]:
-        observations = {agent: given[agent] for agent in self.possible_agents if agent in given}
-        for agent, length in self._masked_by_infos.items():
-            if agent in observations:
-                mask = (infos.get(agent) or {}).get(ACTION_MASK)
-                if mask is None:  # nothing to choose after the end
-                    mask = np.ones(length)
-                observations[agent] = {
-                    "observation": observations[agent],
-                    ACTION_MASK: np.asarray(mask, dtype=np.int8),
-                }
-        return observations
 
     def reset_joint(self, seed: int | None = None) -> dict[AgentID, Any]:
         """See `JointEnv.reset_joint`."""
-        observations, infos = self.env.reset(seed=seed)
-        return self._observations(observations, infos)
+        observations, self.infos = self.env.reset(seed=seed)
+        return self._observations(observations)
 
     def step_joint(self, actions: Mapping[AgentID, Any]) -> JointStepResult:
         """See `JointEnv.step_joint`."""
-        observations, rewards, terminations, truncations, infos = self.env.step(dict(actions))
+        observations, rewards, terminations, truncations, self.infos = self.env.step(dict(actions))
         terminated: Any = False
         truncated: Any = False
-        all_known = len(terminations) == len(truncations) == len(self.possible_agents)
-        if not all_known or any(terminations.values()) or any(truncations.values()):
-            agents = self.possible_agents
-            terminated = {agent: bool(terminations[agent]) for agent in agents if agent in terminations}
-            truncated = {agent: bool(truncations[agent]) for agent in agents if agent in truncations}
+        all_told = actions.keys() <= terminations.keys() and actions.keys() <= truncations.keys()
+        if not all_told or any(terminations.values()) or any(truncations.values()):
+            terminated = {agent: bool(flag) for agent, flag in terminations.items()}
+            truncated = {agent: bool(flag) for agent, flag in truncations.items()}
         return JointStepResult(
-            rewards={agent: rewards[agent] for agent in self.possible_agents if agent in rewards},
-            observations=self._observations(observations, infos),
+            rewards=dict(rewards),
+            observations=self._observations(observations),
             terminated=terminated,
             truncated=truncated,
-            extras=pick_extras(self._extras, self.possible_agents, infos) if self._extras else None,
+            extras=pick_extras(self._extras, actions, self.infos) if self._extras else None,
+            over=not self.env.agents,
         )
 
     def state(self) -> np.ndarray:
@@ -130,7 +124,16 @@ class PettingZooJointEnv(JointEnv):
         return self.env.state()
 
     def render(self) -> Any:
-        """What the environment's render mode says."""
+        """What the environment's render mode says.
+
+        Raises:
+            ValueError: it was made without one.
+        """
+        if self.render_mode is None:
+            raise ValueError(
+                f"{type(self.env.unwrapped).__name__} was made without a render mode; make it with "
+                'render_mode="rgb_array"'
+            )
         return self.env.render()
 
     def close(self) -> None:
@@ -138,24 +141,10 @@ class PettingZooJointEnv(JointEnv):
         self.env.close()
 
 
-def pick_extras(names: Sequence[str], agents: Sequence[AgentID], infos: Mapping[AgentID, Any]) -> dict[str, Any]:
-    """{name: {agent: value}} from the agents' infos.
-
-    Raises:
-        ValueError: an agent's info lacks a name.
-    """
-    for agent in agents:
-        for name in names:
-            if name not in (infos.get(agent) or {}):
-                raise ValueError(
-                    f"the info of agent {agent!r} has no {name!r}, which extras_from_infos asks for; it has "
-                    f"{sorted(infos.get(agent) or {})}"
-                )
-    return {name: {agent: infos[agent][name] for agent in agents} for name in names}
-
-
 class JointEnvParallel(ParallelEnv):
     """A `JointEnv` as a PettingZoo `ParallelEnv`; extras go into the infos.
+
+    `agents` are those that act in the next step. One that comes in a step is paid 0 there and has flags that are False.
 
     Args:
         env: a `JointEnv`, a `VectorJointEnv` with one environment, or anything `make_joint_env` takes.
@@ -175,6 +164,8 @@ class JointEnvParallel(ParallelEnv):
         self.env: JointEnv = env
         self.possible_agents = list(env.possible_agents)
         self.agents: list[AgentID] = []
+        self._episode = EpisodeAgents(self.possible_agents)
+        self._steps = 0
         self.observation_spaces = dict(env.observation_spaces)
         self.action_spaces = dict(env.action_spaces)
         self.metadata = {"name": type(env).__name__, "render_modes": [], **env.metadata}
@@ -192,29 +183,46 @@ class JointEnvParallel(ParallelEnv):
 
     def reset(self, seed: int | None = None, options: dict | None = None) -> tuple[dict, dict]:
         """Starts an episode; `options` are ignored."""
-        self.agents = list(self.possible_agents)
-        return dict(self.env.reset_joint(seed)), {agent: {} for agent in self.agents}
+        observations, self._steps = self.env.reset_joint(seed), 0
+        self._episode.begin(observations, self._where)
+        self.agents = list(self._episode.acting)
+        return dict(observations), {agent: {} for agent in self.agents}
 
     def step(self, actions: dict[AgentID, Any]) -> tuple[dict, dict, dict, dict, dict]:
-        """Plays one step; without living agents it returns five empty dicts."""
+        """Plays one step; without living agents it returns five empty dicts.
+
+        Raises:
+            ValueError: an agent waits, or nobody acts though the episode goes on: PettingZoo steps all living agents.
+        """
         if not self.agents:
             return {}, {}, {}, {}, {}
-        alive = self.agents
-        result = self.env.step_joint(actions)
-        terminated = {agent: _flag(result.terminated, agent) for agent in alive}
-        truncated = {agent: _flag(result.truncated, agent) for agent in alive}
-        infos: dict[AgentID, dict[str, Any]] = {agent: {} for agent in alive}
+        self._steps += 1
+        result = self.env.step_joint(self._episode.choose(actions, self._where))
+        step = self._episode.advance(result, self._where)
+        self.agents = [] if step.over else list(self._episode.acting)
+        if not step.over and (not self.agents or self.agents != self._episode.living):
+            waits = [agent for agent in self._episode.living if agent not in self.agents]
+            what = f"agents {waits} wait" if waits else "nobody acts, but the episode goes on"
+            raise ValueError(
+                f"{self._where()}: {what}; in a PettingZoo ParallelEnv all living agents act in every step, and an "
+                "episode without one is over"
+            )
+        told = [agent for agent in self.possible_agents if agent in step.acted or agent in self.agents]
+        infos: dict[AgentID, dict[str, Any]] = {agent: {} for agent in told}
         for name, value in result.extras.items():
-            for agent in alive:
+            for agent in step.acted:
                 infos[agent][name] = value[agent] if isinstance(value, Mapping) else value
-        self.agents = [agent for agent in alive if not (terminated[agent] or truncated[agent])]
         return (
-            {agent: result.observations[agent] for agent in alive if agent in result.observations},
-            {agent: result.rewards[agent] for agent in alive},
-            terminated,
-            truncated,
+            {agent: result.observations[agent] for agent in told if agent in result.observations},
+            {agent: result.rewards.get(agent, 0.0) for agent in told},
+            {agent: step.terminated.get(agent, False) for agent in told},
+            {agent: step.truncated.get(agent, False) for agent in told},
             infos,
         )
+
+    def _where(self) -> str:
+        moment = f"step {self._steps} of its episode" if self._steps else "reset_joint"
+        return f"{type(self.env.unwrapped).__name__}, {moment}"
 
     def state(self) -> np.ndarray:
         """The environment's global state."""
@@ -227,7 +235,3 @@ class JointEnvParallel(ParallelEnv):
     def close(self) -> None:
         """Closes the environment."""
         self.env.close()
-
-
-def _flag(flags: Any, agent: AgentID) -> bool:
-    return bool(flags[agent] if isinstance(flags, Mapping) else flags)

@@ -4,9 +4,11 @@
 |---|---|
 | `JointEnv` or `VectorJointEnv` class | `env(**env_config)`, `env(num_envs=E, **env_config)` |
 | RLlib `MultiAgentEnv` class, name registered with `ray.tune.register_env` | `env(env_config)` |
-| Gymnasium class, id such as "CartPole-v1" or "gymnasium:CartPole-v1" | `env(**env_config)`, one agent |
-| function that makes one of these or a PettingZoo `ParallelEnv` | `env(**env_config)`, `num_envs` if taken |
-| "pettingzoo:mpe2.simple_spread_v3" | that module's `parallel_env(**env_config)` |
+| Gymnasium class, id such as "CartPole-v1" or "gymnasium:CartPole-v1" | `env(**env_config)`, one agent; where its \
+spaces are Tuples of n entries, such as "gymnasium:lbforaging:Foraging-8x8-2p-2f-coop-v3", n agents |
+| PettingZoo `ParallelEnv` or `AECEnv` class, function that makes one of these | `env(**env_config)`, `num_envs` if \
+taken |
+| "pettingzoo:mpe2.simple_spread_v3" | that module's `parallel_env(**env_config)`, or its `env` where it has only that |
 | "package.module:name" | the class or function of that name, as above |
 | built-in or registered name, see `list_envs` | as above |
 
@@ -18,13 +20,14 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
 
-from thrust_rllib.envs.adapt import ACCEPTED, call, kind_of_class, to_joint_env
+from thrust_rllib.envs.adapt import ACCEPTED, call, gymnasium_joint_env, kind_of_class, to_joint_env
 from thrust_rllib.envs.joint_env import JointEnv, VectorJointEnv
 from thrust_rllib.envs.names import nearest
 from thrust_rllib.envs.spaces import check_spaces
@@ -178,22 +181,23 @@ def _pettingzoo_factory(name: str) -> Callable[..., Any]:
     module_names = [prefix + name for prefix in _PETTINGZOO_FAMILIES]
     for module_name in module_names:
         try:
-            module = importlib.import_module(module_name)
+            with warnings.catch_warnings():
+                # PettingZoo 1.27 has ids of its own as well; a module's name works with every release, and for mpe2.
+                warnings.filterwarnings("ignore", "The old environment creation API", DeprecationWarning)
+                module = importlib.import_module(module_name)
         except ModuleNotFoundError as error:
             if error.name and (module_name + ".").startswith(error.name + "."):
                 continue  # this place does not exist; another may
             raise ValueError(
                 f"environment 'pettingzoo:{name}': {module_name} needs {error.name!r}, which is not installed"
             ) from error
-        if hasattr(module, "parallel_env"):
-            return module.parallel_env
-        raise ValueError(
-            f"environment 'pettingzoo:{name}': {module_name} has no parallel_env, so its agents take turns; "
-            "a JointEnv steps all agents together"
-        )
+        for attribute in ("parallel_env", "env"):
+            if hasattr(module, attribute):
+                return getattr(module, attribute)
+        raise ValueError(f"environment 'pettingzoo:{name}': {module_name} has neither parallel_env nor env")
     raise ValueError(
         f"environment 'pettingzoo:{name}': none of {module_names} can be imported; give the module that has "
-        "parallel_env, such as pettingzoo:mpe2.simple_spread_v3, and install its package"
+        "parallel_env or env, such as pettingzoo:mpe2.simple_spread_v3, and install its package"
     )
 
 
@@ -220,9 +224,9 @@ def make_joint_env(env: Any, env_config: Mapping[str, Any] | None = None) -> Joi
     """One environment with dicts by agent; arguments and errors as in `make_vector_env`."""
     spec, config = resolve_env(env), {} if env_config is None else env_config
     if spec.kind == "gymnasium" and isinstance(spec.target, str):
-        from thrust_rllib.envs.gymnasium import GymnasiumJointEnv
-
-        return GymnasiumJointEnv(spec.target, **config)
+        options = {key: value for key, value in config.items() if key == "extras_from_infos"}
+        made = gym.make(spec.target, **{key: value for key, value in config.items() if key not in options})
+        return gymnasium_joint_env(made, **options)
     made = call(spec.target, spec.name, config, num_envs=1, as_rllib=spec.kind == "rllib")
     return to_joint_env(made, spec.name)
 

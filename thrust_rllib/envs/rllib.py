@@ -9,7 +9,9 @@ import gymnasium as gym
 from ray.rllib.env.multi_agent_env import MultiAgentEnv
 from ray.rllib.utils.annotations import override
 
+from thrust_rllib.envs.extras import pick_extras
 from thrust_rllib.envs.joint_env import AgentID, JointEnv, JointStepResult, VectorJointEnv
+from thrust_rllib.envs.presence import EpisodeAgents
 from thrust_rllib.envs.single import SingleJointEnv
 
 ALL = "__all__"
@@ -33,10 +35,12 @@ def agent_order(env: MultiAgentEnv) -> list[AgentID]:
 
 
 class RLlibJointEnv(JointEnv):
-    """An RLlib `MultiAgentEnv` whose agents all act in every step, as a `JointEnv`.
+    """An RLlib `MultiAgentEnv` as a `JointEnv`; agents may come, end and wait.
 
-    `"__all__"` ends every agent: by termination, or by truncation for agents that are flagged as truncated or
-    if only the truncateds' `"__all__"` is set. Without that key the episode is over when every agent ended.
+    A missing end flag is False, as RLlib reads it. `"__all__"` ends every living agent: by termination, or by
+    truncation for agents that are flagged as truncated or if only the truncateds' `"__all__"` is set. Where that key is
+    False the episode goes on, unless every possible agent has ended; without it, the episode is over when every agent
+    that has appeared has ended and nobody acts next. The infos of the last step are in `infos`.
 
     Action masks: a Dict observation with the key "action_mask", such as RLlib's {"observations", "action_mask"}.
 
@@ -59,6 +63,9 @@ class RLlibJointEnv(JointEnv):
         self.metadata = env.metadata
         self.render_mode = env.render_mode
         self._extras = tuple(extras_from_infos)
+        self.infos: dict[Any, Any] = {}
+        self._living: list[AgentID] = []
+        self._ended: set[AgentID] = set()
 
     @property
     def unwrapped(self) -> MultiAgentEnv:
@@ -82,28 +89,50 @@ class RLlibJointEnv(JointEnv):
 
     def reset_joint(self, seed: int | None = None) -> dict[AgentID, Any]:
         """See `JointEnv.reset_joint`."""
-        return self.env.reset(seed=seed)[0]
+        observations, self.infos = self.env.reset(seed=seed)
+        self._living, self._ended = [], set()
+        self._meet(observations)
+        return observations
+
+    def _meet(self, observations: Any) -> None:
+        """Adds newcomers to the living agents."""
+        if len(self._living) < len(self.possible_agents):
+            self._living += [a for a in self.possible_agents if a in observations and a not in self._living]
 
     def step_joint(self, actions: Mapping[AgentID, Any]) -> JointStepResult:
         """See `JointEnv.step_joint`."""
-        observations, rewards, terminateds, truncateds, infos = self.env.step(dict(actions))
+        observations, rewards, terminateds, truncateds, self.infos = self.env.step(dict(actions))
+        self._meet(observations)
         terminated: Any = False
         truncated: Any = False
+        over = None
+        if ALL in terminateds or ALL in truncateds:
+            over = bool(terminateds.get(ALL) or truncateds.get(ALL))
         if any(terminateds.values()) or any(truncateds.values()):
-            all_end = terminateds.get(ALL, False)
-            all_cut = truncateds.get(ALL, False)
-            truncated, terminated = {}, {}
-            for agent in self.possible_agents:
-                cut = bool(truncateds.get(agent, False))
-                end = bool(terminateds.get(agent, False))
-                terminated[agent] = end or bool(all_end and not cut)
-                truncated[agent] = cut or bool(all_cut and not end and not all_end)
-        extras = None
-        if self._extras:
-            from thrust_rllib.envs.pettingzoo import pick_extras
+            terminated, truncated = self._flags(terminateds, truncateds)
+            if over is False and len(self._ended) == len(self.possible_agents):
+                over = True
+        return JointStepResult(
+            rewards,
+            observations,
+            terminated,
+            truncated,
+            pick_extras(self._extras, actions, self.infos) if self._extras else None,
+            over=over,
+        )
 
-            extras = pick_extras(self._extras, self.possible_agents, infos)
-        return JointStepResult(rewards, observations, terminated, truncated, extras)
+    def _flags(self, terminateds: Mapping, truncateds: Mapping) -> tuple[dict[AgentID, bool], dict[AgentID, bool]]:
+        """Flags of the living agents."""
+        all_end, all_cut = bool(terminateds.get(ALL)), bool(truncateds.get(ALL))
+        terminated, truncated = {}, {}
+        for agent in self._living:
+            end, cut = bool(terminateds.get(agent)), bool(truncateds.get(agent))
+            if agent in self._ended:
+                continue
+            terminated[agent] = end or (all_end and not cut)
+            truncated[agent] = cut or (all_cut and not end and not all_end)
+        self._ended.update(agent for agent in terminated if terminated[agent] or truncated[agent])
+        return terminated, truncated
 
     def render(self) -> Any:
         """What the environment draws."""
@@ -117,8 +146,15 @@ class RLlibJointEnv(JointEnv):
 class JointEnvMultiAgentEnv(MultiAgentEnv):
     """A `JointEnv` as an RLlib `MultiAgentEnv`, for RLlib's own env runners; extras go into the infos.
 
-    Where some agents terminate and others are truncated in the last step, `terminateds["__all__"]` is set
-    (RLlib needs one `"__all__"`), and the agents' own flags say who did what.
+    | returned by `step` | agents |
+    |---|---|
+    | observations | those that act in the next step, and the last ones of those that ended in this |
+    | rewards | those that acted; others where it is not 0 |
+    | terminateds, truncateds | those that acted, and those that waited and ended |
+    | infos | those with an observation |
+
+    `"__all__"` is set where the episode is over: in `truncateds` if all agents that lived were truncated, otherwise in
+    `terminateds` (RLlib needs one of them, and the agents' own flags say who did what).
 
     Args:
         env: a `JointEnv`, a `VectorJointEnv` with one environment, anything `make_joint_env` takes, or, as
@@ -147,35 +183,56 @@ class JointEnvMultiAgentEnv(MultiAgentEnv):
         self.action_spaces = dict(env.action_spaces)
         self.metadata = {"render_modes": [], **env.metadata}
         self.render_mode = env.render_mode
-        self._nobody = dict.fromkeys([*self.possible_agents, ALL], False)
+        self._episode = EpisodeAgents(self.possible_agents)
+        self._steps = 0
         super().__init__()
 
     @override(MultiAgentEnv)
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[dict, dict]:
-        return dict(self.env.reset_joint(seed)), {agent: {} for agent in self.possible_agents}
+        observations, self._steps = self.env.reset_joint(seed), 0
+        self._episode.begin(observations, self._where)
+        self.agents = list(self._episode.living)
+        return dict(observations), {agent: {} for agent in observations}
 
     @override(MultiAgentEnv)
     def step(self, action_dict: dict[AgentID, Any]) -> tuple[dict, dict, dict, dict, dict]:
-        result = self.env.step_joint(action_dict)
-        terminateds, any_end, all_end = self._flags(result.terminated)
-        truncateds, any_cut, all_cut = self._flags(result.truncated)
-        if any_end or any_cut:
-            over = all(terminateds[agent] or truncateds[agent] for agent in self.possible_agents)
-            terminateds[ALL] = over and not all_cut
-            truncateds[ALL] = over and all_cut and not all_end
-        infos: dict[AgentID, dict[str, Any]] = {agent: {} for agent in self.possible_agents}
-        for name, value in result.extras.items():
-            for agent in self.possible_agents:
-                infos[agent][name] = value[agent] if isinstance(value, Mapping) else value
-        return dict(result.observations), dict(result.rewards), terminateds, truncateds, infos
+        self._steps += 1
+        result = self.env.step_joint(self._episode.choose(action_dict, self._where))
+        step = self._episode.advance(result, self._where)
+        if step.acted is self._episode.acting:  # everybody acted and goes on
+            flags = {**step.terminated, ALL: False}
+            observations = dict(result.observations)
+            return observations, dict(result.rewards), flags, dict(flags), self._infos(observations, result.extras)
+        self.agents = [] if step.over else list(self._episode.living)
+        ended = step.ended
+        told = self.possible_agents if len(step.acted) == len(self.possible_agents) else {*step.acted, *ended}
+        terminateds: dict[Any, bool] = {agent: end for agent, end in step.terminated.items() if agent in told}
+        truncateds: dict[Any, bool] = {agent: cut for agent, cut in step.truncated.items() if agent in told}
+        all_cut = step.over and bool(step.truncated) and all(step.truncated.values())
+        terminateds[ALL], truncateds[ALL] = step.over and not all_cut, all_cut
+        acting = () if step.over else self._episode.acting
+        observations = {
+            agent: result.observations[agent]
+            for agent in self.possible_agents
+            if agent in acting or (agent in ended and agent in result.observations)
+        }
+        rewards = {agent: reward for agent, reward in result.rewards.items() if agent in step.acted or reward != 0.0}
+        return observations, rewards, terminateds, truncateds, self._infos(observations, result.extras)
 
-    def _flags(self, flags: Any) -> tuple[dict[AgentID, bool], bool, bool]:
-        """Flags by agent with room for `__all__`, whether any is set and whether all are."""
-        if flags is False:
-            return dict(self._nobody), False, False
-        each = flags if isinstance(flags, Mapping) else dict.fromkeys(self.possible_agents, flags)
-        by_agent = {agent: bool(each[agent]) for agent in self.possible_agents}
-        return {**by_agent, ALL: False}, any(by_agent.values()), all(by_agent.values())
+    @staticmethod
+    def _infos(observations: Mapping[AgentID, Any], extras: Mapping[str, Any]) -> dict[AgentID, dict[str, Any]]:
+        infos: dict[AgentID, dict[str, Any]] = {agent: {} for agent in observations}
+        for name, value in extras.items():
+            for agent, info in infos.items():
+                if not isinstance(value, Mapping):
+                    info[name] = value
+                elif agent in value:
+                    info[name] = value[agent]
+        return infos
+
+    def _where(self) -> str:
+        moment = f"step {self._steps} of its episode" if self._steps else "reset_joint"
+        return f"{type(self.env.unwrapped).__name__}, {moment}"
 
     @override(MultiAgentEnv)
     def render(self) -> Any:

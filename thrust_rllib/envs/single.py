@@ -16,7 +16,7 @@ from thrust_rllib.envs.joint_env import (
     episode_over,
     per_agent_flags,
 )
-from thrust_rllib.envs.spaces import batch_row, check_spaces, map_space
+from thrust_rllib.envs.spaces import batch_row, check_spaces, element_nearest_zero, map_space
 
 
 class SingleJointEnv(JointEnv):
@@ -26,6 +26,9 @@ class SingleJointEnv(JointEnv):
     from before that reset, keeps the one from after it, and hands it out in the next `reset_joint(None)`; so
     the random stream is used exactly as in the vectorised form. `reset_joint(seed)` restarts the stream and
     drops what was kept.
+
+    Agents that have ended are shown no more. Who joins late is known beforehand only where the vectorised environment
+    says so (`VectorJointEnv.acts_next`).
 
     Args:
         env: a `VectorJointEnv` with `num_envs == 1`, or a class or function that makes one when called with
@@ -54,6 +57,8 @@ class SingleJointEnv(JointEnv):
         self.render_mode = env.render_mode
         self._started = False
         self._next_episode: dict[AgentID, Any] | None = None
+        self._acting: list[AgentID] = []
+        self._ended: list[AgentID] = []
 
     @property
     def unwrapped(self) -> VectorJointEnv:
@@ -64,48 +69,96 @@ class SingleJointEnv(JointEnv):
         """See `JointEnv.reset_joint`."""
         waiting, self._next_episode = self._next_episode, None
         self._started = True
+        self._ended = []
         if seed is None and waiting is not None:
+            self._acting = list(waiting)
             return waiting
-        return self._by_agent(self.env.reset_joint([seed]))
+        observations = self._by_agent(self.env.reset_joint([seed]))
+        self._acting = self._acts_next()
+        return {agent: observations[agent] for agent in self._acting}
+
+    def _acts_next(self) -> list[AgentID]:
+        acts = self.env.acts_next()
+        if acts is None and not self._ended:
+            return self.possible_agents
+        return [
+            agent
+            for i, agent in enumerate(self.possible_agents)
+            if agent not in self._ended and (acts is None or acts[i, 0])
+        ]
 
     def step_joint(self, actions: Mapping[AgentID, Any]) -> JointStepResult:
         """See `JointEnv.step_joint`.
 
         Raises:
             RuntimeError: the episode is over or none was started.
+            ValueError: an agent's action is missing, or an agent that was shown an observation did not act.
         """
         if not self._started or self._next_episode is not None:
             state = "the episode is over" if self._started else "no episode was started"
             raise RuntimeError(f"step_joint was called but {state}; call reset_joint first")
-        missing = [agent for agent in self.possible_agents if agent not in actions]
+        missing = [agent for agent in self._acting if agent not in actions]
         if missing:
-            raise ValueError(f"actions have no entry for {missing}; every agent acts in every step")
-        if self.env.stacked:
-            batch: Any = np.stack([np.asarray(actions[agent]) for agent in self.possible_agents])[:, None]
-        else:
-            batch = {
-                agent: map_space(self.action_spaces[agent], lambda _, value: np.asarray(value)[None], actions[agent])
-                for agent in self.possible_agents
-            }
-        result = self.env.step_joint(batch)
-        shape = (len(self.possible_agents), 1)
-        terminated = per_agent_flags(result.terminated, *shape)
-        truncated = per_agent_flags(result.truncated, *shape) & ~terminated
+            raise ValueError(f"actions have no entry for {missing}; needed: one for each of {self._acting}")
+        result = self.env.step_joint(self._batch_of(actions))
+        if result.present is not None:
+            self._check_present(result.present)
+        agents = self.possible_agents
+        terminated = per_agent_flags(result.terminated, len(agents), 1)
+        truncated = per_agent_flags(result.truncated, len(agents), 1) & ~terminated
+        acted, gone = self._acting, self._ended
         observations = self._by_agent(result.observations)
-        if episode_over(terminated, truncated, result.present)[0]:
-            self._next_episode = observations
-            observations = self._by_agent(result.final_observations)
+        over = bool(episode_over(terminated, truncated, result.present, result.over)[0])
+        if over:
+            self._ended = []
+            self._acting = self._acts_next()
+            self._next_episode = {agent: observations[agent] for agent in self._acting}
+            last = self._by_agent(result.final_observations)
+            observations = {agent: last[agent] for agent in agents if agent not in gone}
+        else:
+            ends = terminated | truncated
+            self._ended = [a for i, a in enumerate(agents) if a in gone or ends[i, 0]] if ends.any() else gone
+            self._acting = self._acts_next()
+            if len(self._acting) < len(agents):
+                shown = {*self._acting, *self._ended}.difference(gone)
+                observations = {agent: seen for agent, seen in observations.items() if agent in shown}
+        rewards = zip(agents, result.rewards[:, 0].tolist(), strict=True)
         return JointStepResult(
-            rewards={agent: float(result.rewards[i, 0]) for i, agent in enumerate(self.possible_agents)},
+            rewards={agent: paid for agent, paid in rewards if agent in acted or (paid and agent not in gone)},
             observations=observations,
-            terminated=self._flags(terminated),
-            truncated=self._flags(truncated),
+            terminated=self._flags(terminated, gone),
+            truncated=self._flags(truncated, gone),
             extras={name: self._extra(np.asarray(values)) for name, values in result.extras.items()},
-            present=None if result.present is None else self._flags(result.present),
+            over=over,
         )
 
-    def _flags(self, flags: np.ndarray) -> dict[AgentID, bool]:
-        return {agent: bool(flags[i, 0]) for i, agent in enumerate(self.possible_agents)}
+    def _batch_of(self, actions: Mapping[AgentID, Any]) -> Any:
+        """The actions in the form that the vectorised environment takes; those of absent agents mean nothing."""
+        given = {a: actions[a] if a in self._acting else self._no_action(a) for a in self.possible_agents}
+        if self.env.stacked:
+            return np.stack([np.asarray(given[agent]) for agent in self.possible_agents])[:, None]
+        return {
+            agent: map_space(self.action_spaces[agent], lambda _, value: np.asarray(value)[None], action)
+            for agent, action in given.items()
+        }
+
+    def _no_action(self, agent: AgentID) -> Any:
+        return map_space(self.action_spaces[agent], element_nearest_zero)
+
+    def _check_present(self, present: np.ndarray) -> None:
+        for i, agent in enumerate(self.possible_agents):
+            if present[i, 0] != (agent in self._acting):
+                did = "acted without an observation" if present[i, 0] else "was shown an observation but did not act"
+                raise ValueError(
+                    f"{type(self.env).__name__}: agent {agent!r} {did} (JointStepResult.present). A single environment "
+                    "must know before a step who acts in it: override VectorJointEnv.acts_next"
+                )
+
+    def _flags(self, flags: np.ndarray, gone: list[AgentID]) -> dict[AgentID, bool] | bool:
+        """By agent; False where nobody's is set."""
+        if not flags.any():
+            return False
+        return {agent: bool(flags[i, 0]) for i, agent in enumerate(self.possible_agents) if agent not in gone}
 
     def _extra(self, values: np.ndarray) -> Any:
         """[1, ...] belongs to the environment, [N, 1, ...] to the agents."""
@@ -138,9 +191,12 @@ class SingleJointEnv(JointEnv):
             "env": self.env.get_state(),
             "started": self._started,
             "next_episode": copy.deepcopy(self._next_episode),
+            "acting": [*self._acting],
+            "ended": [*self._ended],
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Goes on from where `get_state` was called."""
         self.env.set_state(state["env"])
         self._started, self._next_episode = state["started"], copy.deepcopy(state["next_episode"])
+        self._acting, self._ended = [*state["acting"]], [*state["ended"]]

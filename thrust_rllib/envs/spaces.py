@@ -149,3 +149,15 @@ def batch_row(space: gym.Space, batch: Any, index: int | np.ndarray) -> Any:
 def batch_copy(space: gym.Space, batch: Any) -> Any:
     """A copy of E batched elements of `space`."""
     return map_space(space, lambda s, values: np.array(values, dtype=s.dtype), batch)
+
+
+def element_nearest_zero(space: gym.Space) -> np.ndarray:
+    """The element of an array space that is nearest to zero: zeros wherever the space holds them."""
+    zeros = np.zeros(space.shape or (), dtype=space.dtype)
+    if isinstance(space, spaces.Box):
+        return np.clip(zeros, space.low, space.high)
+    if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
+        start = np.asarray(space.start)
+        size = space.n if isinstance(space, spaces.Discrete) else space.nvec
+        return np.clip(zeros, start, start + size - 1)
+    return zeros

@@ -7,15 +7,15 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from thrust_rllib.envs.batching import ObservationBatch, Where, check_agents, split_actions
+from thrust_rllib.envs.batching import ObservationBatch, Where, split_actions
 from thrust_rllib.envs.joint_env import (
-    GENERAL_DOOR,
     AgentID,
     JointEnv,
     JointStepResult,
     VectorJointEnv,
     check_seeds,
 )
+from thrust_rllib.envs.presence import EpisodeAgents, check_agents
 from thrust_rllib.envs.spaces import check_spaces, identical_spaces
 
 
@@ -25,6 +25,10 @@ class SyncVectorJointEnv(VectorJointEnv):
     It checks what each environment returns (agents, shapes, types, ends) and names agent, environment index
     and step in the error. It does not look at every number: finite values and bounds are checked on whole
     rollouts elsewhere.
+
+    Where agents are absent (see `JointEnv`), the result says in `present` who acted and in `over` which episodes ended.
+    An absent agent shows the element of its observation space that is nearest to zero, with an action mask of ones; one
+    that was truncated in this step its last observation.
 
     Args:
         factory: makes one environment; called E times.
@@ -63,6 +67,7 @@ class SyncVectorJointEnv(VectorJointEnv):
         self.stacked = identical_spaces(first)
         self._batch = ObservationBatch(self.possible_agents, self.observation_spaces, num_envs, self.stacked)
         self._steps: list[int] | None = None  # of the episode that runs, by environment
+        self._episodes = [EpisodeAgents(self.possible_agents) for _ in range(num_envs)]
         self._names = [type(getattr(env, "unwrapped", env)).__name__ for env in self.envs]
 
     def _check_alike(self, index: int) -> None:
@@ -94,7 +99,16 @@ class SyncVectorJointEnv(VectorJointEnv):
             raise TypeError(
                 f"{where()}: it returned a tuple; return only {{agent: observation}} (infos are no part of a JointEnv)"
             )
-        self._batch.write(arrays, row, observations, where)
+        episode = self._episodes[row]
+        episode.begin(observations, where)
+        if episode.everybody:
+            self._batch.write(arrays, row, observations, where)
+        else:
+            self._batch.write_some(arrays, row, observations, where, episode.acting)
+
+    def acts_next(self) -> np.ndarray:
+        """See `VectorJointEnv.acts_next`."""
+        return np.array([[agent in episode.acting for episode in self._episodes] for agent in self.possible_agents])
 
     def step_joint(self, actions: Any) -> JointStepResult:
         """See `VectorJointEnv.step_joint`."""
@@ -102,59 +116,71 @@ class SyncVectorJointEnv(VectorJointEnv):
             raise RuntimeError("step_joint was called before reset_joint; reset the environments first")
         agents = self.possible_agents
         rows = split_actions(actions, agents, self.action_spaces, self.num_envs, self.stacked)
-        observations, arrays = self._batch.zeros()
-        final_observations: Any = None
-        final_arrays: list[np.ndarray] = []
-        rewards: list[list[Any]] = []
-        terminated = np.zeros((len(agents), self.num_envs), dtype=bool)
-        truncated = np.zeros((len(agents), self.num_envs), dtype=bool)
-        extras: list[Mapping[str, Any]] = []
-
-        for row, env in enumerate(self.envs):
+        step = _Step(self._batch)
+        for row, (env, episode) in enumerate(zip(self.envs, self._episodes, strict=True)):
             self._steps[row] += 1
             where = Where(self._names[row], row, self._steps[row])
+            everybody = episode.everybody
             try:
-                result = env.step_joint(rows[row])
+                result = env.step_joint(rows[row] if everybody else episode.choose(rows[row], where))
             except Exception as error:
                 _raise_from(where, error)
             if type(result) is not JointStepResult:
                 _check_result(result, where)
             if result.present is not None or result.final_observations is not None:
                 _refuse_unused(result, where)
-            rewards.append(self._reward_row(result.rewards, where))
-            over = False
-            if result.terminated is not False or result.truncated is not False:
-                terminated[:, row] = self._flag_row(result.terminated, "terminated", where)
-                truncated[:, row] = self._flag_row(result.truncated, "truncated", where)
-                over = self._is_over(terminated[:, row], truncated[:, row], where)
-            extras.append(result.extras)
-            optional = terminated[:, row].tolist() if over else ()
-            self._batch.write(arrays, row, result.observations, where, optional)
-            if over:
-                if final_observations is None:
-                    final_observations, final_arrays = self._batch.zeros()
-                for array, final in zip(arrays, final_arrays, strict=True):
-                    final[row] = array[row]
-                self._steps[row] = 0
-                self._reset_one(row, None, arrays)
-
+            step.extras.append(result.extras)
+            if everybody and result.terminated is False and result.truncated is False and not result.over:
+                rewards, seen = result.rewards, result.observations
+                if type(seen) is dict and type(rewards) is dict and len(seen) == len(rewards) == len(agents):
+                    try:  # the usual case: everybody goes on
+                        paid = [rewards[agent] for agent in agents]
+                        self._batch.write(step.arrays, row, seen, where)
+                        step.rewards.append(paid)
+                        continue
+                    except KeyError:
+                        pass  # an unknown agent, for which `_take` finds the words
+            self._take(step, row, result, where)
         return JointStepResult(
-            rewards=self._reward_array(rewards),
-            observations=observations,
-            terminated=terminated,
-            truncated=truncated & ~terminated if final_observations is not None else truncated,
-            extras=self._stack_extras(extras),
-            final_observations=final_observations,
+            rewards=self._reward_array(step.rewards),
+            observations=step.observations,
+            terminated=step.terminated,
+            truncated=step.truncated,
+            extras=self._stack_extras(step.extras, step.present),
+            final_observations=step.final_observations,
+            present=step.present,
+            over=None if step.over_as_usual else step.over,
         )
 
-    def _reward_row(self, rewards: Any, where: Where) -> list[Any]:
-        if type(rewards) is dict and len(rewards) == len(self.possible_agents):
-            try:
-                return [rewards[agent] for agent in self.possible_agents]
-            except KeyError:
-                pass
-        check_agents(rewards, self.possible_agents, "rewards", where())
-        return [rewards[agent] for agent in self.possible_agents]
+    def _take(self, step: _Step, row: int, result: JointStepResult, where: Where) -> None:
+        """Takes in what one environment answered, and resets it if its episode is over."""
+        assert self._steps is not None
+        agents, episode = self.possible_agents, self._episodes[row]
+        taken = episode.advance(result, where)
+        step.rewards.append([result.rewards.get(agent, 0.0) for agent in agents])
+        step.terminated[:, row] = [taken.terminated.get(agent, False) for agent in agents]
+        step.truncated[:, row] = [taken.truncated.get(agent, False) for agent in agents]
+        step.over[row] = taken.over
+        if len(taken.acted) < len(agents):
+            if step.present is None:
+                step.present = np.ones((len(agents), self.num_envs), dtype=bool)
+            step.present[:, row] = [agent in taken.acted for agent in agents]
+            step.over_as_usual = False
+        elif taken.over != (len(taken.ended) == len(agents)):
+            step.over_as_usual = False
+        if not taken.over:
+            cut = [agent for agent in taken.truncated if taken.truncated[agent] and agent in result.observations]
+            self._batch.write_some(step.arrays, row, result.observations, where, {*episode.acting, *cut}, cut)
+            return
+        if step.final_observations is None:
+            step.final_observations, step.final_arrays = self._batch.zeros()
+        shown = [agent for agent in taken.terminated if agent in result.observations]
+        if len(shown) == len(agents):
+            self._batch.write(step.final_arrays, row, result.observations, where)
+        else:
+            self._batch.write_some(step.final_arrays, row, result.observations, where, shown)
+        self._steps[row] = 0
+        self._reset_one(row, None, step.arrays)
 
     def _reward_array(self, rows: list[list[Any]]) -> np.ndarray:
         try:
@@ -176,30 +202,8 @@ class SyncVectorJointEnv(VectorJointEnv):
                     )
         raise AssertionError("unreachable: every reward is a number")
 
-    def _flag_row(self, flags: Any, what: str, where: Where) -> Any:
-        if isinstance(flags, (bool, np.bool_)):
-            return flags
-        if not isinstance(flags, Mapping):
-            raise TypeError(
-                f"{where()}: {what} is a {type(flags).__name__}; return one bool for all agents or a dict agent -> bool"
-            )
-        check_agents(flags, self.possible_agents, f"{what} flags", where())
-        for agent in self.possible_agents:
-            if not isinstance(flags[agent], (bool, np.bool_)):
-                raise TypeError(f"{where()}: {what} of agent {agent!r} is {flags[agent]!r}; return a bool")
-        return [flags[agent] for agent in self.possible_agents]
-
-    def _is_over(self, terminated: np.ndarray, truncated: np.ndarray, where: Where) -> bool:
-        ended = terminated | truncated
-        if not ended.any():
-            return False
-        if not ended.all():
-            gone = [agent for agent, end in zip(self.possible_agents, ended, strict=True) if end]
-            stay = [agent for agent, end in zip(self.possible_agents, ended, strict=True) if not end]
-            raise ValueError(f"{where()}: agents {gone} ended while {stay} go on. {GENERAL_DOOR}")
-        return True
-
-    def _stack_extras(self, extras: list[Mapping[str, Any]]) -> dict[str, np.ndarray]:
+    def _stack_extras(self, extras: list[Mapping[str, Any]], present: np.ndarray | None) -> dict[str, np.ndarray]:
+        """Arrays [E, ...] or [N, E, ...] of what the environments gave; 0 for absent agents."""
         stacked: dict[str, np.ndarray] = {}
         if not any(extras):
             return stacked
@@ -214,9 +218,23 @@ class SyncVectorJointEnv(VectorJointEnv):
                 stacked[name] = np.array([given[name] for given in extras])
                 continue
             for row, given in enumerate(extras):
-                check_agents(given[name], self.possible_agents, f"extras {name!r}", f"environment {row}")
-            stacked[name] = np.array([[given[name][agent] for given in extras] for agent in self.possible_agents])
+                self._check_extra(name, given[name], row, None if present is None else present[:, row])
+            known = [number for given in extras for number in given[name].values()]
+            nothing = np.zeros_like(known[0]) if known else 0.0
+            stacked[name] = np.array(
+                [[given[name].get(agent, nothing) for given in extras] for agent in self.possible_agents]
+            )
         return stacked
+
+    def _check_extra(self, name: str, given: Any, row: int, present: np.ndarray | None) -> None:
+        where = f"{self._names[row]}, environment {row}"
+        check_agents(given, self.possible_agents, f"extras {name!r}", lambda: where)
+        for index, agent in enumerate(self.possible_agents):
+            if agent not in given and (present is None or present[index]):
+                raise ValueError(
+                    f"{where}: extras {name!r} have no entry for agent {agent!r}, which acted in this step; return one "
+                    "for every agent that acts"
+                )
 
     def state(self) -> np.ndarray:
         """The environments' global states, [E, S]."""
@@ -236,6 +254,7 @@ class SyncVectorJointEnv(VectorJointEnv):
         return {
             "envs": [env.get_state() for env in self.envs],
             "steps": None if self._steps is None else [*self._steps],
+            "agents": [episode.get_state() for episode in self._episodes],
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -243,6 +262,24 @@ class SyncVectorJointEnv(VectorJointEnv):
         for env, saved in zip(self.envs, state["envs"], strict=True):
             env.set_state(saved)
         self._steps = None if state["steps"] is None else [*state["steps"]]
+        for episode, agents in zip(self._episodes, state["agents"], strict=True):
+            episode.set_state(agents)
+
+
+class _Step:
+    """The arrays of one step, filled environment by environment."""
+
+    def __init__(self, batch: ObservationBatch) -> None:
+        shape = (len(batch.agents), batch.num_envs)
+        self.observations, self.arrays = batch.zeros()
+        self.rewards: list[list[Any]] = []
+        self.terminated, self.truncated = np.zeros(shape, dtype=bool), np.zeros(shape, dtype=bool)
+        self.extras: list[Mapping[str, Any]] = []
+        self.final_observations: Any = None
+        self.final_arrays: list[np.ndarray] = []
+        self.present: np.ndarray | None = None
+        self.over = np.zeros(batch.num_envs, dtype=bool)
+        self.over_as_usual = True  # `episode_over` finds the same out of the other fields
 
 
 def _raise_from(where: Where, error: Exception) -> NoReturn:
@@ -257,12 +294,13 @@ def _check_result(result: Any, where: Where) -> None:
         )
 
 
-def _refuse_unused(result: JointStepResult, where: Where) -> None:
+def _refuse_unused(result: JointStepResult, where: Where) -> NoReturn:
     if result.final_observations is not None:
         raise ValueError(
             f"{where()}: final_observations is for a VectorJointEnv; a JointEnv returns the last "
             "observation as observations and does not reset itself"
         )
-    present = result.present
-    if not (present is True or (isinstance(present, Mapping) and all(present.values()))):
-        raise ValueError(f"{where()}: present says that not every agent acted. {GENERAL_DOOR}")
+    raise ValueError(
+        f"{where()}: present is for a VectorJointEnv; a JointEnv shows an observation to the agents that act next, and "
+        "to no others"
+    )

@@ -1,0 +1,141 @@
+"""What RLlib's `MultiAgentEnvRunner` steps in the general door: E multi-agent environments, checked and in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import gymnasium as gym
+from ray.rllib.env.multi_agent_env import MultiAgentEnv
+from ray.rllib.env.vector.vector_multi_agent_env import VectorMultiAgentEnv
+from ray.rllib.utils.annotations import override
+
+from thrust_rllib.envs.adapt import call
+from thrust_rllib.envs.joint_env import AgentID
+from thrust_rllib.envs.registry import EnvSpec, make_joint_env
+from thrust_rllib.envs.rllib import ALL, JointEnvMultiAgentEnv, agent_order
+
+
+def make_multi_agent_env(spec: EnvSpec, env_config: Mapping[str, Any]) -> MultiAgentEnv:
+    """One environment of any kind for RLlib: its own kind as it is, others through `JointEnvMultiAgentEnv`."""
+    if spec.kind == "rllib":
+        return call(spec.target, spec.name, env_config, num_envs=1, as_rllib=True)
+    return JointEnvMultiAgentEnv(make_joint_env(spec, env_config))
+
+
+class MultiAgentVector(VectorMultiAgentEnv):
+    """E environments stepped one after another; one that is over is reset by the next call, as RLlib's loop expects.
+
+    In place of RLlib's own class: agents stand in the same order in every process, `"__all__"` may be left out, nothing
+    is copied, and an answer of a wrong form is an error that names environment, index and step.
+
+    Args:
+        factory: makes one environment; called E times.
+        num_envs: E.
+        name: what the user called the environment, for messages.
+
+    Raises:
+        TypeError: `factory` makes something else than a `MultiAgentEnv`.
+    """
+
+    def __init__(self, factory: Callable[[], MultiAgentEnv], num_envs: int, name: str) -> None:
+        super().__init__()
+        self.name = name
+        self.num_envs = num_envs
+        self.envs = [factory() for _ in range(num_envs)]
+        for env in self.envs:
+            if not isinstance(getattr(env, "unwrapped", env), MultiAgentEnv):
+                raise TypeError(f"environment {name!r} is a {type(env).__name__}; needed: an RLlib MultiAgentEnv")
+        first = self.envs[0].unwrapped
+        self.possible_agents: list[AgentID] = agent_order(first)
+        self.observation_spaces = {agent: first.get_observation_space(agent) for agent in self.possible_agents}
+        self.action_spaces = {agent: first.get_action_space(agent) for agent in self.possible_agents}
+        self.single_observation_spaces, self.single_action_spaces = self.observation_spaces, self.action_spaces
+        self.single_observation_space = _dict_space(self.observation_spaces)
+        self.single_action_space = _dict_space(self.action_spaces)
+        self.observation_space, self.action_space = self.single_observation_space, self.single_action_space
+        self.metadata = {**(first.metadata or {}), "autoreset_mode": "next_step"}
+        self.render_mode = first.render_mode
+        self._over = [False] * num_envs
+        self._steps = [0] * num_envs
+        self._living: list[set[AgentID]] = [set() for _ in range(num_envs)]
+        self._ended: list[set[AgentID]] = [set() for _ in range(num_envs)]
+
+    @override(VectorMultiAgentEnv)
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[list[Any], list[Any]]:
+        """Resets all environments; `seed` is a list of one seed per environment, or None."""
+        seeds: Sequence[int | None] = [None] * self.num_envs if seed is None else seed
+        results = [self._reset_one(i, s, options) for i, s in enumerate(seeds)]
+        return [observations for observations, _ in results], [infos for _, infos in results]
+
+    def _reset_one(self, index: int, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, Any]:
+        self._over[index], self._steps[index] = False, 0
+        result = self.envs[index].reset(seed=seed, options=options)
+        if not (isinstance(result, tuple) and len(result) == 2 and all(isinstance(x, Mapping) for x in result)):
+            raise TypeError(
+                f"{self._where(index)}: reset returned {_kinds(result)}; needed: two dicts by agent, (observations, "
+                "infos)"
+            )
+        if not result[0]:
+            raise ValueError(f"{self._where(index)}: reset showed no agent anything; at least one must act first")
+        self._living[index], self._ended[index] = set(result[0]), set()
+        return result
+
+    @override(VectorMultiAgentEnv)
+    def step(self, actions: Sequence[Mapping[AgentID, Any]]) -> tuple[list[Any], ...]:
+        results = [self._step_one(index, mine) for index, mine in enumerate(actions)]
+        return tuple(list(part) for part in zip(*results, strict=True))
+
+    def _step_one(self, index: int, actions: Mapping[AgentID, Any]) -> tuple[Any, Any, Any, Any, Any]:
+        if self._over[index]:
+            observations, infos = self._reset_one(index, None, None)
+            return observations, {}, {ALL: False}, {ALL: False}, infos
+        self._steps[index] += 1
+        result = self.envs[index].step(actions)
+        if not (isinstance(result, tuple) and len(result) == 5 and all(isinstance(x, Mapping) for x in result)):
+            raise TypeError(
+                f"{self._where(index)}: step returned {_kinds(result)}; needed: five dicts by agent, (observations, "
+                "rewards, terminateds, truncateds, infos)"
+            )
+        observations, _, terminateds, truncateds, _ = result
+        if terminateds.get(ALL) or truncateds.get(ALL):
+            self._over[index] = True
+        elif any(terminateds.values()) or any(truncateds.values()) or ALL not in terminateds:
+            return self._with_end(index, result)
+        return result
+
+    def _with_end(self, index: int, result: tuple[Any, Any, Any, Any, Any]) -> tuple[Any, Any, Any, Any, Any]:
+        """Sets `"__all__"` where all agents have ended, which RLlib's loop asks for."""
+        observations, rewards, terminateds, truncateds, infos = result
+        ended = self._ended[index]
+        ended.update(a for flags in (terminateds, truncateds) for a, end in flags.items() if end and a != ALL)
+        self._living[index].update(observations)
+        told = ALL in terminateds or ALL in truncateds
+        # Who says "__all__": False with some agents still to come means it; without the key it is for us to say.
+        over = ended >= (set(self.possible_agents) if told else self._living[index])
+        self._over[index] = over
+        by_end = over and any(terminateds.values())
+        return observations, rewards, {**terminateds, ALL: by_end}, {**truncateds, ALL: over and not by_end}, infos
+
+    def _where(self, index: int) -> str:
+        return f"environment {self.name!r}, environment index {index}, step {self._steps[index]} of its episode"
+
+    @override(VectorMultiAgentEnv)
+    def render(self) -> tuple[Any, ...]:
+        return tuple(env.render() for env in self.envs)
+
+    @override(VectorMultiAgentEnv)
+    def close_extras(self, **kwargs: Any) -> None:
+        for env in self.envs:
+            env.close()
+
+
+def _dict_space(spaces: dict[Any, gym.Space]) -> gym.spaces.Dict:
+    """By agent id, which may be a number."""
+    return gym.spaces.Dict(spaces)
+
+
+def _kinds(result: Any) -> str:
+    if isinstance(result, tuple):
+        return f"a tuple of {[type(x).__name__ for x in result]}"
+    return f"a {type(result).__name__}"
