@@ -15,7 +15,8 @@ and Discrete(5), episodes of 100, one module of 2 × 64 tanh with a shared trunk
 per iteration, 4 epochs of minibatches of 256, the PPO constants, no KL loss, RLlib's environment checks, metrics and
 statistics, one torch thread. What is left differs on purpose: the stock learner takes 1 to 4 more minibatches per
 iteration (it keeps the artificial last row of each episode), JointPPO normalises value targets (its default).
-`--vectorized` adds a third side: JointPPO on `DriftingTeamVector`, the same rules as a `VectorJointEnv`.
+`--vectorized` adds a third side: JointPPO on `DriftingTeamVector`, the same rules as a `VectorJointEnv`. `--episodes`
+adds JointPPO on `DriftingTeam` with `sampling="episodes"`: RLlib's loop, episodes and connectors.
 
 Timers are put around the same `log_time` sections of both `training_step`s; "iteration" is all of `Algorithm.train`. On
 a busy machine `--clock cpu` takes this process's CPU seconds instead of the wall's. Memory (`--memory`) is the peak
@@ -72,11 +73,20 @@ def vectorized(args: argparse.Namespace) -> Algorithm:
     return joint_ppo(DriftingTeamVector, args.agents, args.envs, args.seed)
 
 
-SIDES: dict[str, Callable[[argparse.Namespace], Algorithm]] = {"stock": stock, "joint": joint, "vectorized": vectorized}
+def episodes(args: argparse.Namespace) -> Algorithm:
+    return joint_ppo(DriftingTeam, args.agents, args.envs, args.seed, sampling="episodes")
+
+
+SIDES: dict[str, Callable[[argparse.Namespace], Algorithm]] = {
+    "stock": stock,
+    "joint": joint,
+    "vectorized": vectorized,
+    "episodes": episodes,
+}
 
 
 def names_of(args: argparse.Namespace) -> list[str]:
-    return ["stock", "joint"] + (["vectorized"] if args.vectorized else [])
+    return ["stock", "joint", *[name for name in ("vectorized", "episodes") if getattr(args, name)]]
 
 
 # --- measuring --------------------------------------------------------------------------------------------------------
@@ -148,7 +158,7 @@ def draw(rows: list[Row]) -> Figure:
         places = [cases.index(tuple(str(row[key]) for key in CASE)) + 0.27 * (k - 1) for row in mine]
         draw_columns(axes, places, mine, 0.25, phase)
     draw_bar(axes, 1.0, "as fast as RLlib's PPO")
-    kinds = {"joint": "MultiAgentEnv", "vectorized": "VectorJointEnv"}
+    kinds = {"joint": "MultiAgentEnv", "vectorized": "VectorJointEnv", "episodes": "MultiAgentEnv, episodes"}
     labels = [f"agents {agents}, envs {envs}\n{kinds[side]}, {clock} clock" for agents, envs, side, clock in cases]
     axes.set_xticks(range(len(cases)), labels)
     figure.legend(loc="outside right upper", frameon=False, fontsize=8.5)
@@ -173,6 +183,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.add_argument("--agents", type=int, default=4)
     options.add_argument("--envs", type=int, default=16, help="environments in the one runner")
     options.add_argument("--vectorized", action="store_true", help="add JointPPO on the vectorised environment")
+    options.add_argument("--episodes", action="store_true", help="add JointPPO sampling by RLlib's episodes")
     options.add_argument("--memory", action="store_true", help="also measure the peak memory, in one process per side")
     options.add_argument("--side", choices=SIDES, help="train this side only and print its peak memory in MB")
     args = parse(options, argv, agents=2)

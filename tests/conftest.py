@@ -1,11 +1,13 @@
-"""Shared by all tests: one thread, and one Ray for those that ask for it."""
+"""Shared by all tests: one thread, the audit of joint rows, and one Ray for those that ask for it."""
 
 import logging
+import os
 
 import pytest
 import torch
 
 torch.set_num_threads(1)
+os.environ["THRUST_RLLIB_AUDIT"] = "1"  # Ray's processes take it over
 
 
 @pytest.fixture(scope="session")

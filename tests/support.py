@@ -195,7 +195,7 @@ def hand_streams(agents, obs, *, actions=None, rewards=None, logp=None, num_acti
         logp: [T, n, E]; default: of a uniform policy over `num_actions`.
         num_actions: see `logp`.
         bootstrap_obs: [n, K, …].
-        **flags: present, terminated, truncated, action_mask.
+        **flags: present, terminated, truncated, action_mask, origin (default: episode e, step t).
     """
     obs = np.asarray(obs, np.float32)
     shape = obs.shape[:3]
@@ -216,7 +216,16 @@ def hand_streams(agents, obs, *, actions=None, rewards=None, logp=None, num_acti
             else np.asarray(bootstrap_obs, np.float32)
         ),
         action_mask=flags.get("action_mask"),
+        origin=flags.get("origin", default_origin(*shape)),
     )
+
+
+def default_origin(steps, agents, envs):
+    """[T, n, E, 2]: environment e is in episode e, row t is its step t."""
+    origin = np.empty((steps, agents, envs, 2), np.int64)
+    origin[..., 0] = np.arange(envs)
+    origin[..., 1] = np.arange(steps)[:, None, None]
+    return origin
 
 
 def hand_batch(modules, bootstrap_rows=(), **fields):

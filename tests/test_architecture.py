@@ -18,10 +18,12 @@ PACKAGE = Path(thrust_rllib.__file__).parent
 # A name with a dot at its end stands for a whole folder.
 LAYERS: dict[str, list[str]] = {
     "mathematics, data, environments": ["functional.", "joint_batch", "cross_agent_losses", "envs."],
-    "names": ["options", "teams"],
+    "names and episodes": ["options", "teams", "joint_episode"],
     "modules and connectors": ["rl_modules.", "connectors."],
-    "sampling": ["sampling.", "env_runner"],
-    "losses": ["minibatches", "joint_rows", "joint_losses", "minibatch_losses", "optimizer_pass", "coupling_gradients"],
+    "sampling": ["sampling.", "env_runner", "episode_runner"],
+    "losses": [
+        "minibatches", "joint_rows", "audit", "joint_losses", "minibatch_losses", "optimizer_pass", "coupling_gradients",
+    ],
     "learning": ["metrics", "learner_checks", "learner", "learner_group"],
     "algorithm": ["unserved_options", "config_checks", "config", "algorithm", "registration"],
     "runs": ["confidence", "recipes", "evaluation", "baselines", "trained_team", "team_features"],
@@ -29,7 +31,7 @@ LAYERS: dict[str, list[str]] = {
 }  # fmt: skip
 FACADE = "__init__"
 # Imports inside a function, where two files need each other; everything else is imported at the top.
-LATE = {("config", "algorithm"), ("config_checks", "env_runner")}
+LATE = {("config", "algorithm"), ("config_checks", "env_runner"), ("config_checks", "episode_runner")}
 
 
 def files() -> dict[str, ast.Module]:

@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from thrust_rllib.algorithm import JointPPO
     from thrust_rllib.config import JointPPOConfig
+    from thrust_rllib.connectors.episodes_to_joint_batch import EpisodesToJointBatch
     from thrust_rllib.cross_agent_losses import (
         CrossAgentLoss,
         FeatureSimilarity,
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
     from thrust_rllib.env_runner import JointEnvRunner
     from thrust_rllib.envs.joint_env import JointEnv, JointStepResult, VectorJointEnv
     from thrust_rllib.envs.pettingzoo import JointEnvParallel, PettingZooJointEnv
+    from thrust_rllib.episode_runner import JointEpisodeRunner
     from thrust_rllib.joint_batch import JointBatch
+    from thrust_rllib.joint_episode import JointEpisode
     from thrust_rllib.learner import JointPPOLearner
     from thrust_rllib.learner_group import JointLearnerGroup
     from thrust_rllib.registration import register
@@ -31,12 +34,15 @@ if TYPE_CHECKING:
 
 _HOME_OF = {
     "CrossAgentLoss": "cross_agent_losses",
+    "EpisodesToJointBatch": "connectors.episodes_to_joint_batch",
     "FeatureSimilarity": "cross_agent_losses",
     "JensenShannon": "cross_agent_losses",
     "JointBatch": "joint_batch",
     "JointEnv": "envs.joint_env",
     "JointEnvParallel": "envs.pettingzoo",
     "JointEnvRunner": "env_runner",
+    "JointEpisode": "joint_episode",
+    "JointEpisodeRunner": "episode_runner",
     "JointLearnerGroup": "learner_group",
     "JointPPO": "algorithm",
     "JointPPOConfig": "config",
@@ -52,12 +58,15 @@ _HOME_OF = {
 
 __all__ = [
     "CrossAgentLoss",
+    "EpisodesToJointBatch",
     "FeatureSimilarity",
     "JensenShannon",
     "JointBatch",
     "JointEnv",
     "JointEnvParallel",
     "JointEnvRunner",
+    "JointEpisode",
+    "JointEpisodeRunner",
     "JointLearnerGroup",
     "JointPPO",
     "JointPPOConfig",

@@ -25,7 +25,10 @@ from ray.rllib.utils.metrics import (
 )
 
 from thrust_rllib.config import JointPPOConfig
+from thrust_rllib.connectors.observation_normalizer import ObservationNormalizer
+from thrust_rllib.envs.names import nearest
 from thrust_rllib.envs.registry import make_joint_env
+from thrust_rllib.joint_batch import ModuleID
 
 logger = logging.getLogger(__name__)
 
@@ -173,10 +176,45 @@ class JointPPO(PPO):
         on with those they had.
         """
         super().restore_from_path(path, *args, **kwargs)
+        self._hand_out_weights()
+
+    def _hand_out_weights(self) -> None:
+        """The learner's weights to every runner, whatever sequence number they have."""
         groups = [group for group in (self.env_runner_group, self.eval_env_runner_group) if group is not None]
         for group in groups:
             group.foreach_env_runner(_forget_sequence_number)
             group.sync_weights(from_worker_or_learner_group=self.learner_group, inference_only=True)
+
+    def copy_module(self, source: ModuleID, target: ModuleID) -> None:
+        """Lets module `target` act as `source` does now: a frozen opponent becomes the learner's latest self.
+
+        Copies weights and the moments of values in the learner, weights and the moments of observations in every
+        runner. The optimizers of both stay as they are.
+
+        Args:
+            source: a module.
+            target: a module with the same network.
+
+        Raises:
+            ValueError: an unknown module, the same one twice, or networks of different shapes.
+        """
+        for module_id in (source, target):
+            if module_id not in self.config.policies:
+                raise ValueError(
+                    f"copy_module got {module_id!r}; the modules are {sorted(self.config.policies)}"
+                    f"{nearest(str(module_id), self.config.policies)}"
+                )
+        if source == target:
+            raise ValueError(f"copy_module got {source!r} twice; name two modules")
+        self.learner_group.foreach_learner(lambda learner, *_: learner.copy_module(source, target))
+        self._hand_out_weights()
+        if not self.config.normalize_observations:
+            return
+        for group in (self.env_runner_group, self.eval_env_runner_group):
+            if group is not None:
+                group.foreach_env_runner(lambda runner: runner.normalizer.copy_moments(source, target))
+        if self.env_runner is None:
+            self.env_to_module_connector[ObservationNormalizer][0].copy_moments(source, target)
 
     @override(Algorithm)
     def add_module(self, *args: Any, **kwargs: Any) -> Any:

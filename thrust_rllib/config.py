@@ -7,38 +7,50 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from collections.abc import Mapping
 from typing import Any
 
 from ray.rllib.algorithms.algorithm_config import NotProvided
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.connectors.env_to_module import EnvToModulePipeline
-from ray.rllib.connectors.learner import LearnerConnectorPipeline
+from ray.rllib.connectors.learner import AddOneTsToEpisodesAndTruncate, LearnerConnectorPipeline
 from ray.rllib.connectors.module_to_env import ModuleToEnvPipeline
 from ray.rllib.core.learner.learner import Learner
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
-from ray.rllib.env import INPUT_ENV_SPACES
+from ray.rllib.env import INPUT_ENV_SINGLE_SPACES, INPUT_ENV_SPACES
 from ray.rllib.utils.annotations import override
 from ray.rllib.utils.typing import ModuleID
 from ray.util import log_once
 from typing_extensions import Self
 
-from thrust_rllib.config_checks import check_settings, check_team, what_needs_episodes
+from thrust_rllib.config_checks import check_door, check_settings, check_team, what_needs_episodes
+from thrust_rllib.connectors.episodes_to_joint_batch import EpisodesToJointBatch
 from thrust_rllib.connectors.observation_normalizer import ObservationNormalizer
+from thrust_rllib.connectors.team_actions import TeamActions
+from thrust_rllib.connectors.team_codec import TeamCodec
+from thrust_rllib.connectors.team_observations import TeamObservations
+from thrust_rllib.connectors.user_pieces import check_frame_stacking, check_spaces_behind_pieces, user_pieces
 from thrust_rllib.cross_agent_losses import CrossAgentLoss
 from thrust_rllib.env_runner import JointEnvRunner
-from thrust_rllib.envs.joint_env import AgentID
+from thrust_rllib.envs.adapt import takes_turns
+from thrust_rllib.envs.joint_env import AgentID, VectorJointEnv
+from thrust_rllib.envs.multi_agent_vector import MultiAgentVector, make_multi_agent_env
 from thrust_rllib.envs.names import nearest
 from thrust_rllib.envs.registry import EnvSpec, is_registered, make_vector_env, resolve_env
+from thrust_rllib.envs.sync_vector import SyncVectorJointEnv
+from thrust_rllib.episode_runner import JointEpisodeRunner
 from thrust_rllib.learner import JointPPOLearner
 from thrust_rllib.learner_group import JointLearnerGroup
 from thrust_rllib.options import checks_keywords
 from thrust_rllib.rl_modules.mlp import MLPModule
 from thrust_rllib.sampling.agent_groups import agent_groups
-from thrust_rllib.teams import AgentToModule, Team, is_team, mapped_table, team_table
+from thrust_rllib.teams import AgentToModule, DeclaredTeam, Team, is_team, mapped_table, team_table
 from thrust_rllib.unserved_options import refuse_swallowed
 
 logger = logging.getLogger(__name__)
+
+AUDIT_VARIABLE = "THRUST_RLLIB_AUDIT"
 
 SECTIONS = (
     "environment", "env_runners", "learners", "training", "multi_agent", "rl_module", "evaluation", "callbacks",
@@ -65,6 +77,8 @@ class JointPPOConfig(PPOConfig):
     | `gae_bootstrap`             | "value"    | what follows a truncated or last row; "zero" as the seed             |
     | `value_normalization`       | True       | train the critic on targets of running mean 0 and deviation 1        |
     | `value_clip_range`          | 0.2        | clip of the value's change, in the critic's units; inf for none      |
+    | `audit`                     | False      | stop at the first joint row whose agents' steps differ (True where   |
+    |                             |            | the environment variable THRUST_RLLIB_AUDIT is 1)                    |
 
     `.env_runners(…)`: `sampling` ("auto": arrays where they can serve, "arrays"), `normalize_observations` (False).
     `.multi_agent(policies=…)`: also "per_agent" (default), "shared", {group: [agents]}.
@@ -93,10 +107,12 @@ class JointPPOConfig(PPOConfig):
         self.cross_agent_losses: dict[str, CrossAgentLoss] = {}
         self.cross_agent_coeffs: dict[str, Any] = {}
         self.coupling_gradient_interval = 10
+        self.audit = os.environ.get(AUDIT_VARIABLE, "") not in ("", "0")
         self.sampling = "auto"
         self.normalize_observations = False
         self.team: Team | None = "per_agent"
         self.env_spec: EnvSpec | None = None
+        self.declared_team: DeclaredTeam | None = None
 
     def _set_seed_recipe(self) -> None:
         self.lr = 3e-4
@@ -143,6 +159,7 @@ class JointPPOConfig(PPOConfig):
         gae_bootstrap: str = NotProvided,
         value_normalization: bool = NotProvided,
         value_clip_range: float = NotProvided,
+        audit: bool = NotProvided,
         **kwargs: Any,
     ) -> Self:
         """Sets training options; the new ones are in the class's table, the others are RLlib's."""
@@ -163,6 +180,7 @@ class JointPPOConfig(PPOConfig):
             gae_bootstrap=gae_bootstrap,
             value_normalization=value_normalization,
             value_clip_range=value_clip_range,
+            audit=audit,
         )
 
     @override(PPOConfig)
@@ -237,27 +255,18 @@ class JointPPOConfig(PPOConfig):
             raise ValueError('no environment is set; give one with .environment("bucket_brigade"), for example')
         # Resolved here: a name registered in this process is unknown in a remote runner's.
         self.env_spec = resolve_env(self.env)
-        self._choose_door()
         if not self.in_evaluation:
-            self._resolve_team()
+            self._resolve_team_and_door()
+        check_door(self)
         # RLlib's advice on how to leave its new API stack, which is the only one that the joint trainer runs on.
         log_once(f"{self.algo_class.__name__}_on_new_api_stack")
         super().validate()
 
-    def _choose_door(self) -> None:
-        reasons = what_needs_episodes(self)
-        if self.sampling == "episodes" or reasons:
-            raise ValueError(
-                f"{'; '.join(reasons) or 'sampling=' + repr(self.sampling)}: this needs sampling by episodes, which "
-                "this version does not have. Sampling by arrays serves environments whose agents all act at the same "
-                "time, with the connectors and the env runner of this package and callbacks other than on_episode_*."
-            )
-        if self.env_runner_cls is None:
-            self.env_runner_cls = JointEnvRunner
-        logger.info("sampling by arrays (JointEnvRunner): nothing in the configuration needs episodes")
+    def _resolve_team_and_door(self) -> None:
+        """Gives every agent of the environment its module, and chooses how to sample it.
 
-    def _resolve_team(self) -> None:
-        """Gives every agent of the environment its module, and checks that the agents of a module are alike."""
+        One environment is made for it, and closed.
+        """
         env = make_vector_env(self.env_spec, dict(self.env_config), 1)
         try:
             agents = list(env.possible_agents)
@@ -270,10 +279,78 @@ class JointPPOConfig(PPOConfig):
                 # function is asked once: the table is the same in every process.
                 self.policies = dict(sorted(self.policies.items()))
                 self.policy_mapping_fn = AgentToModule(table)
-            agent_groups(env, table, self.normalize_actions, self.clip_actions)
-            check_team(self, table)
+            self._choose_door(env)
+            declared = DeclaredTeam(agents, dict(env.observation_spaces), dict(env.action_spaces), env.stacked)
         finally:
             env.close()
+        if self._env_to_module_connector is not None:
+            declared = self._behind_connectors(declared)
+        agent_groups(declared, table, self.normalize_actions, self.clip_actions)
+        check_team(self, table)
+        self.declared_team = declared
+
+    def _choose_door(self, env: VectorJointEnv) -> None:
+        """Sets the runners' class by what was set and by the environment; says once in the log which and why."""
+        assert self.env_spec is not None
+        reasons = what_needs_episodes(self)
+        if isinstance(env, SyncVectorJointEnv) and takes_turns(env.envs[0]):
+            reasons.append(f"the agents of environment {self.env_spec.name!r} take turns")
+        if self.sampling == "arrays" and reasons:
+            raise ValueError(
+                f"sampling='arrays' cannot serve this: {'; '.join(reasons)}. Leave sampling at 'auto', or set "
+                "'episodes'."
+            )
+        if self.sampling == "episodes":
+            reasons = ["sampling='episodes'"]
+        own = self.env_runner_cls not in (None, JointEnvRunner, JointEpisodeRunner)
+        if own and reasons and issubclass(self.env_runner_cls, JointEnvRunner):
+            raise ValueError(
+                f"env_runner_cls={self.env_runner_cls.__name__} samples arrays, but this needs episodes: "
+                f"{'; '.join(reasons)}. Derive the class from JointEpisodeRunner."
+            )
+        if not own:
+            self.env_runner_cls = JointEpisodeRunner if reasons else JointEnvRunner
+        logger.info(
+            "sampling by %s (%s): %s",
+            "episodes" if self.samples_episodes else "arrays",
+            self.env_runner_cls.__name__,
+            "; ".join(reasons) or "nothing in the configuration or the environment needs episodes",
+        )
+
+    def _behind_connectors(self, declared: DeclaredTeam) -> DeclaredTeam:
+        """The spaces as the user's env-to-module pieces leave them."""
+        spec = self.env_spec
+        assert spec is not None
+        env = MultiAgentVector(lambda: make_multi_agent_env(spec, self.env_config), 1, spec.name)
+        try:
+            spaces = {INPUT_ENV_SINGLE_SPACES: (env.single_observation_space, env.single_action_space)}
+            pieces = user_pieces("env_to_module_connector", self._env_to_module_connector, env, spaces, None)
+            check_frame_stacking(self, pieces)
+            pipeline = EnvToModulePipeline(env.single_observation_space, env.single_action_space, connectors=pieces)
+            check_spaces_behind_pieces(pipeline, declared.possible_agents)
+            return DeclaredTeam(
+                declared.possible_agents,
+                dict(pipeline.observation_space.spaces),
+                dict(pipeline.action_space.spaces),
+            )
+        finally:
+            env.close()
+
+    @property
+    def samples_episodes(self) -> bool:
+        """Whether runners sample by RLlib's episodes (the general door), not by arrays; known once validated."""
+        return not issubclass(self.env_runner_cls or JointEnvRunner, JointEnvRunner)
+
+    def team_codec(self) -> TeamCodec:
+        """How the agents' observations and actions are encoded; known once validated."""
+        assert self.declared_team is not None, "validate() finds the agents"
+        return TeamCodec.of(
+            self.policy_mapping_fn.table,
+            self.declared_team.observation_spaces,
+            self.declared_team.action_spaces,
+            self.normalize_actions,
+            self.clip_actions,
+        )
 
     def is_trained(self, module_id: ModuleID) -> bool:
         """Whether `policies_to_train` lets this module learn."""
@@ -310,26 +387,69 @@ class JointPPOConfig(PPOConfig):
 
     @override(PPOConfig)
     def build_env_to_module_connector(self, env: Any = None, spaces: Any = None, device: Any = None) -> Any:
-        """The pieces that act on arrays: the observation normaliser, or nothing."""
-        pieces = []
+        """From what the environment shows to what the modules see.
+
+        Sampling by arrays: the observation normaliser, if any; it is called on arrays. By episodes, in this order:
+
+        1. the user's pieces;
+        2. `TeamObservations`: what the agents to act see, encoded, one array per module;
+        3. the observation normaliser, if any.
+        """
+        pieces: list[Any] = []
+        if self.samples_episodes:
+            codec = self.team_codec()
+            pieces += user_pieces("env_to_module_connector", self._env_to_module_connector, env, spaces, device)
+            pieces.append(TeamObservations(codec=codec, device=device))
+            shapes = {m: c.encoder.encoded_space.shape for m, c in codec.modules.items()}
+        else:
+            shapes = {m: spaces[m][0].shape for m in self.policies if m in (spaces or {})}
         if self.normalize_observations:
-            shapes = {m: spaces[m][0].shape for m in self.policies if m in spaces}
             pieces.append(ObservationNormalizer(shapes=shapes))
         return EnvToModulePipeline(*_env_spaces(spaces), connectors=pieces)
 
     @override(PPOConfig)
     def build_module_to_env_connector(self, env: Any = None, spaces: Any = None) -> Any:
-        """Nothing: actions are decoded in the runner."""
-        return ModuleToEnvPipeline(*_env_spaces(spaces), connectors=[])
+        """From the modules' outputs to actions: the user's pieces, then `TeamActions`; nothing by arrays."""
+        pieces: list[Any] = []
+        if self.samples_episodes:
+            pieces += user_pieces("module_to_env_connector", self._module_to_env_connector, env, spaces)
+            pieces.append(TeamActions(codec=self.team_codec(), store_inputs=self.normalize_observations))
+        return ModuleToEnvPipeline(*_env_spaces(spaces), connectors=pieces)
 
     @override(PPOConfig)
     def build_learner_connector(self, input_observation_space: Any, input_action_space: Any, device: Any = None) -> Any:
-        """Nothing: batches arrive in the joint layout."""
-        return LearnerConnectorPipeline(input_observation_space, input_action_space, connectors=[])
+        """From episodes to a `JointBatch`, in this order (nothing by arrays, which come as batches):
+
+        1. where the user has pieces: `AddOneTsToEpisodesAndTruncate`, so that they see what follows the last step, too;
+        2. the user's pieces;
+        3. `EpisodesToJointBatch`.
+
+        What comes after it is no pipeline but `JointPPOLearner.update`: values, advantages, joint minibatches, losses.
+        """
+        pieces: list[Any] = []
+        if self.samples_episodes:
+            spaces = input_observation_space, input_action_space
+            own = user_pieces("learner_connector", self._learner_connector, *spaces)
+            if any(isinstance(piece, AddOneTsToEpisodesAndTruncate) for piece in own):
+                raise ValueError(
+                    "learner_connector made an AddOneTsToEpisodesAndTruncate, which already stands in front of your "
+                    "pieces; leave it out"
+                )
+            pieces += [AddOneTsToEpisodesAndTruncate(), *own] if own else []
+            pieces.append(
+                EpisodesToJointBatch(
+                    codec=self.team_codec(),
+                    check_bounds=not self.disable_env_checking,
+                    audit=self.audit,
+                    with_extra_step=bool(own),
+                )
+            )
+        return LearnerConnectorPipeline(input_observation_space, input_action_space, connectors=pieces)
 
 
 _SPECIAL_KEYS = {"multiagent", "_enable_new_api_stack", "class"}
 
 
 def _env_spaces(spaces: Any) -> tuple[Any, Any]:
-    return (spaces or {}).get(INPUT_ENV_SPACES, (None, None))
+    spaces = spaces or {}
+    return spaces.get(INPUT_ENV_SINGLE_SPACES, spaces.get(INPUT_ENV_SPACES, (None, None)))

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from ray.rllib.env.multi_agent_env_runner import MultiAgentEnvRunner
 from ray.rllib.utils import force_list
 from ray.rllib.utils.schedules.scheduler import Scheduler
 from ray.rllib.utils.typing import ModuleID
@@ -13,7 +14,7 @@ from ray.rllib.utils.typing import ModuleID
 from thrust_rllib.envs.joint_env import AgentID
 from thrust_rllib.envs.names import nearest
 from thrust_rllib.learner import JointPPOLearner
-from thrust_rllib.unserved_options import ON_EPISODE, check_served, overridden
+from thrust_rllib.unserved_options import ON_EPISODE, check_read_by_arrays, check_served, overridden
 
 if TYPE_CHECKING:
     from thrust_rllib.config import JointPPOConfig
@@ -28,6 +29,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "normalize_observations": (True, False),
     "shuffle_batch_per_epoch": (True, False),
     "explore": (True, False),
+    "audit": (True, False),
     "count_steps_by": ("env_steps", "agent_steps"),
     "merge_env_runner_states": ("training_only", True, False),
     "evaluation_duration_unit": ("episodes", "timesteps"),
@@ -72,11 +74,6 @@ def check_settings(config: JointPPOConfig) -> None:
         raise ValueError(
             f"num_learners={config.num_learners}: this version trains with one learner. Set num_learners=0 (in this "
             "process) or 1 (in its own)."
-        )
-    if not config.in_evaluation and config.batch_mode != "truncate_episodes":
-        raise ValueError(
-            f"batch_mode={config.batch_mode!r} needs sampling by episodes, which this version does not have; use "
-            "'truncate_episodes' (values bootstrap where a rollout cuts an episode)"
         )
     _check_numbers(config)
     _check_couplings(config)
@@ -253,13 +250,39 @@ def _check_overrides(config: JointPPOConfig) -> None:
             )
 
 
+def check_door(config: JointPPOConfig) -> None:
+    """Checks what depends on how the runners sample.
+
+    Raises:
+        ValueError: an option that this way of sampling would ignore, or a runner class that cannot serve it.
+    """
+    from thrust_rllib.episode_runner import JointEpisodeRunner
+
+    if not config.samples_episodes:
+        check_read_by_arrays(config)
+    elif not issubclass(config.env_runner_cls, MultiAgentEnvRunner):
+        raise ValueError(
+            f"env_runner_cls={config.env_runner_cls.__name__} is no MultiAgentEnvRunner; derive it from "
+            "JointEpisodeRunner (RLlib's loop) or JointEnvRunner (arrays)"
+        )
+    elif config.normalize_observations and not issubclass(config.env_runner_cls, JointEpisodeRunner):
+        raise ValueError(
+            f"normalize_observations=True with env_runner_cls={config.env_runner_cls.__name__}: RLlib's own runners do "
+            "not keep what their modules saw. Derive the class from JointEpisodeRunner, or normalise in a connector."
+        )
+
+
 def what_needs_episodes(config: JointPPOConfig) -> list[str]:
     """What the user set that only sampling by episodes can serve, in words."""
     from thrust_rllib.env_runner import JointEnvRunner
+    from thrust_rllib.episode_runner import JointEpisodeRunner
 
     reasons = []
-    if config.env_runner_cls is not None and not issubclass(config.env_runner_cls, JointEnvRunner):
-        reasons.append(f"env_runner_cls={config.env_runner_cls.__name__}")
+    own_class = config.env_runner_cls
+    if own_class not in (None, JointEpisodeRunner) and not issubclass(own_class, JointEnvRunner):
+        reasons.append(f"env_runner_cls={own_class.__name__}")
+    if not config.in_evaluation and config.batch_mode != "truncate_episodes":
+        reasons.append(f"batch_mode={config.batch_mode!r}")
     for name in ("_env_to_module_connector", "_module_to_env_connector", "_learner_connector"):
         if getattr(config, name) is not None:
             reasons.append(f"{name[1:]} is set")

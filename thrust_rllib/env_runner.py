@@ -39,6 +39,7 @@ from thrust_rllib.envs.registry import make_vector_env
 from thrust_rllib.joint_batch import AgentID, JointBatch
 from thrust_rllib.sampling.acting import TeamActor
 from thrust_rllib.sampling.agent_groups import agent_groups, env_actions
+from thrust_rllib.sampling.episode_clock import EpisodeClock
 from thrust_rllib.sampling.episode_shares import episodes_per_environment
 from thrust_rllib.sampling.episode_statistics import EpisodeStatistics
 from thrust_rllib.sampling.rollout import RolloutRecorder
@@ -97,6 +98,7 @@ class JointEnvRunner(MultiAgentEnvRunner):
         self._groups = agent_groups(env, self.module_of, self.config.normalize_actions, self.config.clip_actions)
         self._checks = RolloutChecks(self._env_name, agents, not self.config.disable_env_checking)
         self._statistics = EpisodeStatistics(agents, self.module_of, self.num_envs, self._metrics_window())
+        self._clock = EpisodeClock(self.num_envs, self.worker_index or 0)
         if not hasattr(self, "_env_seeds"):  # environments that are made anew go on with other seeds
             # RLlib's own seed, seed + worker index, gives worker 2 of seed 0 the streams of worker 1 of seed 1.
             seed = self.config.seed
@@ -215,13 +217,14 @@ class JointEnvRunner(MultiAgentEnvRunner):
                 if cut.any():
                     self._record_bootstrap(recorder, t, np.flatnonzero(cut), over[t], result)
         self.metrics.log_value(ENV_STEP_TIMER, env_seconds / num_steps)
-        self._check(recorder)
+        self._check(recorder, over)
         self._statistics.add(recorder.rewards, recorder.present, over, np.ones(self.num_envs, bool), times)
         batch = recorder.finish(
             [
                 self._actor.logp(index, recorder.array(index, "logits"), recorder.array(index, "actions"))
                 for index in range(len(self._groups))
-            ]
+            ],
+            self._clock.take(over, len(self.module_of)) if self.config.audit else None,
         )
         if self._actor.normalizer is not None and not self.config.in_evaluation:
             self._update_moments(self._actor.normalizer, recorder, batch)
@@ -242,7 +245,7 @@ class JointEnvRunner(MultiAgentEnvRunner):
                         module_id,
                     )
 
-    def _check(self, recorder: RolloutRecorder) -> None:
+    def _check(self, recorder: RolloutRecorder, over: np.ndarray) -> None:
         """Looks at a whole rollout at once."""
         for index, group in enumerate(self._groups):
             encoded = recorder.array(index, "obs" if self._actor.normalizer is None else "encoded")
@@ -251,7 +254,10 @@ class JointEnvRunner(MultiAgentEnvRunner):
                 masks, present = recorder.array(index, "action_mask"), recorder.present[:, group.positions]
                 self._checks.action_masks(group, masks, present)
         self._checks.rewards(recorder.rewards)
-        self._checks.presence(recorder.present, recorder.terminated, recorder.truncated, recorder.rewards)
+        assert self.env is not None
+        self._checks.presence(
+            recorder.present, recorder.terminated, recorder.truncated, recorder.rewards, over, self.env.acts_next()
+        )
 
     def _play_episodes(self, num_episodes: int, explore: bool, random_actions: bool) -> SampledSteps:
         """Plays exactly `num_episodes` episodes from a reset, recording only their returns and lengths."""
@@ -301,6 +307,7 @@ class JointEnvRunner(MultiAgentEnvRunner):
         self._see(observations)
         self._episode_start = np.ones(self.num_envs, bool)
         self._checks.reset()
+        self._clock.reset()
         self._statistics.reset(time.perf_counter())
         self._needs_initial_reset = False
 
@@ -314,7 +321,7 @@ class JointEnvRunner(MultiAgentEnvRunner):
         shape = (len(self.module_of), self.num_envs)
         result.terminated = per_agent_flags(result.terminated, *shape)
         result.truncated = per_agent_flags(result.truncated, *shape)
-        over = episode_over(result.terminated, result.truncated, result.present)
+        over = episode_over(result.terminated, result.truncated, result.present, result.over)
         self._see(result.observations)
         self._episode_start = over
         return over

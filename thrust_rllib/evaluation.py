@@ -134,7 +134,7 @@ def play_policy(env: VectorJointEnv, policy: Policy, num_episodes: int, *, seed:
         running += result.rewards
         steps += 1
         terminated, truncated = (per_agent_flags(x, *running.shape) for x in (result.terminated, result.truncated))
-        for e in np.flatnonzero(episode_over(terminated, truncated, result.present)):
+        for e in np.flatnonzero(episode_over(terminated, truncated, result.present, result.over)):
             if remaining[e]:
                 remaining[e] -= 1
                 played[e].append((running[:, e].copy(), int(steps[e])))

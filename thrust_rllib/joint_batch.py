@@ -36,6 +36,8 @@ class ModuleStreams:
     | bootstrap_obs  | [n, K, …]       | the observation that follows each row of `JointBatch.bootstrap_rows` |
     |                |                 | (any observation where the agent is terminated or absent: not read) |
     | action_mask    | [T, n, E, A]    | allowed logits at sampling time, or None                           |
+    | origin         | [T, n, E, 2]    | int64: a number of the episode, and the step of it that the agent  |
+    |                |                 | acted at, as its own stream says; or None. Read by the audit       |
     """
 
     agents: tuple[AgentID, ...]
@@ -48,6 +50,7 @@ class ModuleStreams:
     truncated: np.ndarray
     bootstrap_obs: np.ndarray
     action_mask: np.ndarray | None = None
+    origin: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -163,6 +166,8 @@ class JointBatch:
                     )
             if streams.action_mask is not None:
                 _need(f"action_mask of module {module_id!r}", streams.action_mask.shape[:-1], (steps, n, envs))
+            if streams.origin is not None:
+                _need(f"origin of module {module_id!r}", streams.origin.shape, (steps, n, envs, 2))
             _need(
                 f"bootstrap_obs of module {module_id!r}",
                 streams.bootstrap_obs.shape[:2],

@@ -20,6 +20,7 @@ from ray.rllib.core.learner.learner import Learner
 from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 from ray.rllib.core.learner.training_data import TrainingData
 from ray.rllib.core.rl_module.apis import ValueFunctionAPI
+from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 from ray.rllib.utils.annotations import override
 from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME
 from ray.rllib.utils.schedules.scheduler import Scheduler
@@ -28,6 +29,8 @@ from torch import Tensor
 
 from thrust_rllib import functional as F
 from thrust_rllib import metrics
+from thrust_rllib.audit import Audit
+from thrust_rllib.connectors.episodes_to_joint_batch import JOINT_BATCH
 from thrust_rllib.coupling_gradients import CouplingGradients, coupling_gradients
 from thrust_rllib.joint_batch import JointBatch
 from thrust_rllib.joint_losses import Coefficients, JointLosses, ModuleAxis
@@ -131,7 +134,7 @@ class JointPPOLearner(TorchLearner):
         batch: Any = None,
         batches: Any = None,
         batch_refs: Any = None,
-        episodes: Sequence[JointBatch] | None = None,
+        episodes: Sequence[JointBatch] | Sequence[MultiAgentEpisode] | None = None,
         episodes_refs: Any = None,
         data_iterators: Any = None,
         training_data: TrainingData | None = None,
@@ -148,7 +151,7 @@ class JointPPOLearner(TorchLearner):
             batch: not used, as batches, batch_refs and data_iterators: RLlib's other forms of data.
             batches: not used.
             batch_refs: not used.
-            episodes: rollouts.
+            episodes: rollouts: batches of the fast door, or episodes of the general one.
             episodes_refs: Ray references to lists of rollouts.
             data_iterators: not used.
             training_data: rollouts or references to them, as RLlib's `LearnerGroup` hands them over.
@@ -167,12 +170,13 @@ class JointPPOLearner(TorchLearner):
         self._check_is_built()
         timesteps = timesteps or {}
         rollouts = rollouts_of(training_data or TrainingData(episodes=episodes, episodes_refs=episodes_refs))
-        check_team(rollouts, self._module_ids(), self.config.policy_mapping_fn)
         self.before_gradient_based_update(timesteps=timesteps)
         self._set_schedules(timesteps.get(NUM_ENV_STEPS_SAMPLED_LIFETIME, 0) - sum(len(r) for r in rollouts))
         self._weights_seq_no += 1
 
-        rows = self._joint_rows(rollouts)
+        batches = self._batches(rollouts)
+        check_team(batches, self._module_ids(), self.config.policy_mapping_fn)
+        rows = self._joint_rows(batches)
         self._tell_minibatches_once(len(rows), minibatch_size)
         axis = ModuleAxis([len(m.agents) for m in rows.modules.values()], self._device)
         trained = {m: self.should_module_be_updated(m, None) for m in rows.modules}
@@ -186,12 +190,15 @@ class JointPPOLearner(TorchLearner):
         frozen = torch.tensor([not t for t in trained.values()], device=self._device)
         passes = self._passes(trained)
         all_present = bool(rows.present.all())
+        # [m, M] on the host: which modules have a row in a minibatch is asked without waiting for the device.
+        acting = None if all_present else axis.any(rows.present).cpu()
         totals = metrics.UpdateTotals(
             list(rows.modules), list(self._coupling_schedules), self._device, num_passes=len(passes)
         )
         interval = self.config.coupling_gradient_interval
         look_at_couplings = bool(couplings) and interval > 0 and (self._weights_seq_no - 1) % interval == 0
         pulls: CouplingGradients | None = None
+        audit = Audit(rows, num_epochs) if self.config.audit else None
 
         for indices in joint_minibatches(
             len(rows),
@@ -203,6 +210,8 @@ class JointPPOLearner(TorchLearner):
             generator=self._generator,
         ):
             minibatch = rows.select(indices.to(self._device))
+            if audit is not None:
+                audit.check(minibatch, indices)
             losses = self._losses(
                 self.module,
                 minibatch,
@@ -218,8 +227,9 @@ class JointPPOLearner(TorchLearner):
             if look_at_couplings and totals.num_minibatches == 0:
                 pulls = coupling_gradients(objectives[0], losses.weighted, passes[0].params())
             objectives[0] = objectives[0] + losses.coupling
+            acts = None if acting is None else dict(zip(rows.modules, acting[:, indices].any(1).tolist(), strict=True))
             for optimizer_pass, objective in zip(passes, objectives, strict=True):
-                optimizer_pass.compute_gradients(objective, retain_graph=optimizer_pass is not passes[-1])
+                optimizer_pass.compute_gradients(objective, optimizer_pass is not passes[-1], acts)
             norms = torch.stack([optimizer_pass.clip() for optimizer_pass in passes])
             finite = metrics.finite_parts(losses, norms, frozen)
             everything_finite = finite.all()
@@ -245,10 +255,20 @@ class JointPPOLearner(TorchLearner):
             "CrossAgentLoss to add a term"
         )
 
-    def _joint_rows(self, rollouts: Sequence[JointBatch]) -> JointRows:
-        configs = {m: self.config.get_config_for_module(m) for m in rollouts[0].modules}
+    def _batches(self, rollouts: Sequence[Any]) -> list[JointBatch]:
+        """Episodes through the learner pipeline (`JointPPOConfig.build_learner_connector`); batches as they are."""
+        if isinstance(rollouts[0], JointBatch):
+            return list(rollouts)
+        shared_data: dict[str, Any] = {}
+        columns = self._learner_connector(
+            rl_module=self.module, batch={}, episodes=list(rollouts), shared_data=shared_data, metrics=self.metrics
+        )
+        return [columns[JOINT_BATCH]]
+
+    def _joint_rows(self, batches: Sequence[JointBatch]) -> JointRows:
+        configs = {m: self.config.get_config_for_module(m) for m in batches[0].modules}
         return joint_rows(
-            rollouts,
+            batches,
             values_of=self._values,
             normalizers=self._value_normalizers,
             gamma={m: config.gamma for m, config in configs.items()},
@@ -332,6 +352,20 @@ class JointPPOLearner(TorchLearner):
             value_normalizers=self._value_normalizers,
             coupling_gradients=self._coupling_gradients,
         )
+
+    def copy_module(self, source: ModuleID, target: ModuleID) -> None:
+        """Gives module `target` the weights and the moments of values of `source`.
+
+        Raises:
+            ValueError: the networks have different shapes.
+        """
+        given, needed = (self.module[m].unwrapped().state_dict() for m in (source, target))
+        shapes = [{name: tuple(x.shape) for name, x in state.items()} for state in (given, needed)]
+        if shapes[0] != shapes[1]:
+            raise ValueError(f"modules {source!r} and {target!r} have different networks: {shapes[0]} and {shapes[1]}")
+        self.module[target].unwrapped().load_state_dict(given)
+        if source in self._value_normalizers and target in self._value_normalizers:
+            self._value_normalizers[target].set_state(self._value_normalizers[source].get_state())
 
     # --- state ----------------------------------------------------------------------------------------------------
 

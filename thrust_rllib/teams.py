@@ -4,10 +4,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+import gymnasium as gym
 
 from thrust_rllib.envs.names import nearest
 from thrust_rllib.joint_batch import AgentID, ModuleID
+
+
+@dataclass(frozen=True)
+class DeclaredTeam:
+    """What an environment declares, as the modules will see it: agents in order, and their spaces."""
+
+    possible_agents: list[AgentID]
+    observation_spaces: dict[AgentID, gym.Space]
+    action_spaces: dict[AgentID, gym.Space]
+    stacked: bool = False
+
 
 Team = str | dict[str, list[AgentID]]
 SHARED_MODULE = "shared"

@@ -34,9 +34,9 @@ NOT_SERVED: dict[str, tuple[Any, str]] = {
 }
 
 _OLD_STACK = "only RLlib's old API stack reads it"
-_EPISODES = "arrays are sampled, not episodes"
+_EPISODES = "arrays are sampled, not episodes; set .env_runners(sampling='episodes')"
 _OWN_PROCESS = "environments are stepped in the runner's process; raise num_env_runners"
-_NO_PIPELINE = "arrays pass no pipeline"
+_LAST_PIECES = "the last pieces of each pipeline are this package's; put yours in front of them"
 _NO_KL = "the loss has no KL term in this version"
 _ONE_LEARNER = "this version trains with one learner"
 _NO_TF = "the learner is a torch learner"
@@ -78,16 +78,14 @@ UNREAD: dict[str, str] = {
     "gym_env_vectorize_mode": _OWN_PROCESS,
     "remote_worker_envs": _OWN_PROCESS,
     "remote_env_batch_wait_ms": _OWN_PROCESS,
-    "episode_lookback_horizon": _EPISODES,
-    "episodes_to_numpy": _EPISODES,
-    "sample_collector": _EPISODES,
+    "sample_collector": _OLD_STACK,
     "preprocessor_pref": "the encoders of thrust_rllib.connectors take every space; wrap the environment for another",
     "exploration_config": "override forward_exploration in the RLModule, or set explore=False",
     "use_env_runner_state_server": "weights are synced after each update",
     "env_runner_state_server_max_concurrency": "weights are synced after each update",
-    "add_default_connectors_to_env_to_module_pipeline": _NO_PIPELINE,
-    "add_default_connectors_to_module_to_env_pipeline": _NO_PIPELINE,
-    "add_default_connectors_to_learner_pipeline": _NO_PIPELINE,
+    "add_default_connectors_to_env_to_module_pipeline": _LAST_PIECES,
+    "add_default_connectors_to_module_to_env_pipeline": _LAST_PIECES,
+    "add_default_connectors_to_learner_pipeline": _LAST_PIECES,
     "dataset_num_iters_per_eval_runner": "dataset_num_iters_per_offline_eval_runner is for data sets: none is read",
     "observation_fn": "change what agents see in the environment",
     "log_sys_usage": "nothing in RLlib reads it",
@@ -101,6 +99,9 @@ UNREAD: dict[str, str] = {
         _OLD_STACK,
     ),
 }  # fmt: skip
+
+UNREAD_BY_ARRAYS: dict[str, str] = {"episode_lookback_horizon": _EPISODES, "episodes_to_numpy": _EPISODES}
+"""Options that only sampling by episodes reads."""
 
 OFFLINE = (
     "input_", "offline_data_class", "input_read_method", "input_read_method_kwargs", "input_read_schema",
@@ -170,6 +171,18 @@ def check_served(config: JointPPOConfig) -> None:
         if getattr(config, name) != getattr(defaults, name):
             raise ValueError(f"{name}={getattr(config, name)!r} would be ignored: {instead}")
     _check_callbacks(config)
+
+
+def check_read_by_arrays(config: JointPPOConfig) -> None:
+    """Checks that nothing was set that sampling by arrays would ignore.
+
+    Raises:
+        ValueError: the option, and what to do instead.
+    """
+    defaults = PPOConfig()
+    for name, instead in UNREAD_BY_ARRAYS.items():
+        if getattr(config, name) != getattr(defaults, name):
+            raise ValueError(f"{name}={getattr(config, name)!r} would be ignored: {instead}")
 
 
 def deprecated_options(defaults: PPOConfig) -> set[str]:

@@ -128,7 +128,10 @@ def build(config: PPOConfig, env: type, agents: int, envs: int, seed: int) -> Al
     return config.build_algo()
 
 
-def joint_ppo(env: type, agents: int, envs: int, seed: int, policies: Any = "per_agent") -> Algorithm:
+def joint_ppo(
+    env: type, agents: int, envs: int, seed: int, policies: Any = "per_agent", sampling: str = "auto"
+) -> Algorithm:
     """JointPPO on one of the two environments."""
     config = JointPPOConfig().training(iterate_all_minibatches=True, value_clip_range=VALUE_CLIP)
+    config.env_runners(sampling=sampling)
     return build(config.multi_agent(policies=policies), env, agents, envs, seed)

@@ -16,10 +16,12 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import torch
 from ray.rllib.connectors.connector_v2 import ConnectorV2
 from ray.rllib.core.columns import Columns
 from ray.rllib.utils.annotations import override
 
+from thrust_rllib.connectors.team_observations import ACTING
 from thrust_rllib.functional import RunningMoments
 
 CLIP = 10.0
@@ -50,9 +52,12 @@ class ObservationNormalizer(ConnectorV2):
         self._scales: dict[tuple[str, ...], tuple[np.ndarray, ...] | None] = {}
 
     @override(ConnectorV2)
-    def __call__(self, *, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        """Normalises `batch["obs"][module id]` ([…, *shape] arrays), leaves the rest."""
-        batch[Columns.OBS] = {m: self.normalize((m,), x[None])[0] for m, x in batch[Columns.OBS].items()}
+    def __call__(self, *, batch: dict[str, Any], shared_data: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        """In the general door, behind `TeamObservations`: normalises what the agents to act see."""
+        for module_id, acting in shared_data[ACTING].items():
+            acting.obs = self.normalize((module_id,), acting.encoded[None])[0]
+            columns = batch[module_id]
+            columns[Columns.OBS] = torch.from_numpy(acting.obs).to(columns[Columns.OBS].device)
         return batch
 
     def normalize(self, module_ids: tuple[str, ...], obs: np.ndarray) -> np.ndarray:
@@ -79,6 +84,11 @@ class ObservationNormalizer(ConnectorV2):
     def update(self, module_id: str, obs: np.ndarray, mask: np.ndarray | None = None) -> None:
         """Takes in the rows of a finished rollout: obs […, *shape], mask […] bool."""
         self.moments[module_id].update(obs, mask)
+        self._scales.clear()
+
+    def copy_moments(self, source: str, target: str) -> None:
+        """Module `target` goes on with the moments that `source` has now."""
+        self.moments[target].set_state(self.moments[source].get_state())
         self._scales.clear()
 
     @override(ConnectorV2)

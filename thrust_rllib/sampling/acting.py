@@ -5,8 +5,7 @@ A group of agents acts by numpy where its modules are plain MLPs on the CPU (`pl
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from thrust_rllib.connectors.observation_normalizer import ObservationNormalizer
 from thrust_rllib.rl_modules.distributions import mask_logits
+from thrust_rllib.rl_modules.drawing import drawing_from
 from thrust_rllib.rl_modules.stacked import can_be_stacked
 from thrust_rllib.sampling.agent_groups import AgentGroup
 from thrust_rllib.sampling.plain_acting import Noise, PlainActing
@@ -131,7 +131,7 @@ class ModuleActing:
         self, obs: np.ndarray, mask: np.ndarray | None, explore: bool, random_actions: bool
     ) -> tuple[np.ndarray, np.ndarray]:
         """As `PlainActing.act`."""
-        with torch.no_grad(), _drawing_from(self._generator):
+        with torch.no_grad(), drawing_from(self._generator):
             logits = self._logits(obs, explore)
             if random_actions:
                 logits = torch.zeros_like(logits)
@@ -162,17 +162,3 @@ class ModuleActing:
         if sample:
             return module.get_exploration_action_dist_cls().from_logits(logits).sample()
         return module.get_inference_action_dist_cls().from_logits(logits).to_deterministic().sample()
-
-
-@contextmanager
-def _drawing_from(generator: torch.Generator) -> Iterator[None]:
-    """Lets code that draws from torch's own generator of the device draw from `generator` instead."""
-    device = generator.device
-    own = torch.default_generator if device.type == "cpu" else torch.cuda.default_generators[device.index or 0]
-    outside = own.get_state()
-    own.set_state(generator.get_state())
-    try:
-        yield
-    finally:
-        generator.set_state(own.get_state())
-        own.set_state(outside)

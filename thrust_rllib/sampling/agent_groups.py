@@ -13,6 +13,7 @@ from thrust_rllib.connectors.observation_encoding import ObservationEncoder
 from thrust_rllib.envs.joint_env import VectorJointEnv
 from thrust_rllib.envs.spaces import ACTION_MASK, batch_row, equal_spaces, mask_length
 from thrust_rllib.joint_batch import AgentID, ModuleID
+from thrust_rllib.teams import DeclaredTeam
 
 
 class AgentGroup:
@@ -127,7 +128,7 @@ def _check_mask(agent: AgentID, observation_space: gym.Space, action_space: gym.
 
 
 def agent_groups(
-    env: VectorJointEnv, module_of: Mapping[AgentID, ModuleID], normalize_actions: bool, clip_actions: bool
+    env: VectorJointEnv | DeclaredTeam, module_of: Mapping[AgentID, ModuleID], normalize_actions: bool, clip_actions: bool
 ) -> list[AgentGroup]:
     """The agents of all modules, modules sorted by id and agents of a module in the environment's order.
 
@@ -176,7 +177,7 @@ def agent_groups(
     return groups
 
 
-def _check_same_spaces(env: VectorJointEnv, module_id: ModuleID, agents: Sequence[AgentID]) -> None:
+def _check_same_spaces(env: VectorJointEnv | DeclaredTeam, module_id: ModuleID, agents: Sequence[AgentID]) -> None:
     first = agents[0]
     for agent in agents[1:]:
         for kind, spaces in (("observation", env.observation_spaces), ("action", env.action_spaces)):

@@ -107,6 +107,10 @@ class EpisodeStatistics:
         self._started = np.where(over_now, times[-1], started[final])
         self._agent_steps += np.where(keep[e], acted, 0).sum(axis=1)
 
+    def add_finished(self, returns: np.ndarray, steps: np.ndarray, length: int, seconds: float) -> None:
+        """Takes in an episode that was added up elsewhere: per-agent returns [N] and steps [N]."""
+        self._finished.append((returns, steps, length, seconds))
+
     def pop_counts(self) -> tuple[int, np.ndarray]:
         """Episodes finished and steps of each agent [N] since the last call."""
         counts = self._num_finished, self._agent_steps.copy()

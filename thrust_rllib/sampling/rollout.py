@@ -100,10 +100,29 @@ class RolloutRecorder:
             return np.empty((encoded.shape[1], 0, *encoded.shape[3:]), encoded.dtype)
         return np.concatenate(parts, axis=1)
 
-    def finish(self, action_logp: list[np.ndarray]) -> JointBatch:
-        """The batch; `action_logp` holds [T, k, E] per group."""
+    def _clear_absent(self, action_logp: list[np.ndarray]) -> None:
+        """Zeros, and masks of ones, where an agent did not act: what it was shown there must reach nobody."""
+        absent = ~self.present
+        for array in (self.terminated, self.truncated):
+            array[absent] = False
+        for group, arrays, logp in zip(self.groups, self._arrays, action_logp, strict=True):
+            rows = absent[:, group.positions]
+            for array in (arrays["obs"], arrays["actions"], logp):
+                array[rows] = 0
+            if "action_mask" in arrays:
+                arrays["action_mask"][rows] = True
+
+    def finish(self, action_logp: list[np.ndarray], origin: np.ndarray | None = None) -> JointBatch:
+        """The batch.
+
+        Args:
+            action_logp: [T, k, E] per group.
+            origin: [T, N, E, 2] episode and step in the environment's agent order, or None.
+        """
         rows = self._bootstrap_rows
         self.truncated &= ~self.terminated
+        if not self.present.all():
+            self._clear_absent(action_logp)
         streams = {}
         for index, group in enumerate(self.groups):
             arrays, bootstrap = self._arrays[index], self.bootstrap(index)
@@ -126,6 +145,7 @@ class RolloutRecorder:
                     truncated=truncated,
                     bootstrap_obs=bootstrap[mine],
                     action_mask=part(arrays["action_mask"]) if "action_mask" in arrays else None,
+                    origin=None if origin is None else part(origin[:, group.positions]),
                 )
         return JointBatch(
             modules=streams,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import gymnasium as gym
 import numpy as np
 
-from thrust_rllib.envs.joint_env import GENERAL_DOOR, episode_over
+from thrust_rllib.envs.joint_env import GENERAL_DOOR
 from thrust_rllib.joint_batch import AgentID
 from thrust_rllib.sampling.agent_groups import AgentGroup
 
@@ -31,39 +31,50 @@ class RolloutChecks:
         """All environments were reset: nobody has acted."""
         self._acting = None
 
-    def presence(self, present: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, rewards: np.ndarray) -> None:
+    def presence(
+        self,
+        present: np.ndarray,
+        terminated: np.ndarray,
+        truncated: np.ndarray,
+        rewards: np.ndarray,
+        over: np.ndarray,
+        acts_next: np.ndarray | None = None,
+    ) -> None:
         """Checks who acted, [T, N, E] in the environment's agent order; goes on where the last rollout stopped.
 
         An agent acts from its first step to its end. One that waits in between would be credited with what happens
         meanwhile only by episodes of its own.
 
+        Args:
+            present: bool [T, N, E], who acted.
+            terminated: bool [T, N, E].
+            truncated: bool [T, N, E].
+            rewards: [T, N, E].
+            over: bool [T, E], the episode ended with this step.
+            acts_next: bool [N, E], who acts in the step that follows the rollout; None: not known yet.
+
         Raises:
             ValueError: an agent that has acted and has not ended is absent, or an absent agent is paid.
         """
         acting = np.zeros(present.shape[1:], bool) if self._acting is None else self._acting
-        if present.all():
-            # The usual case: everybody acts all the time, and one look at the last step is enough.
-            last = len(present) - 1
-            self._acting = self._after(acting, present[last], terminated[last], truncated[last])
-            return
-        for t in range(len(present)):
-            paid = ~present[t] & (rewards[t] != 0.0)
-            for wrong, what in ((acting & ~present[t], "did not act"), (paid, "was paid without acting")):
-                if wrong.any():
-                    agent, e = (int(i) for i in np.argwhere(wrong)[0])
-                    raise ValueError(
-                        f"environment {self._env!r}: agent {self._agents[agent]!r} {what} in environment index {e}, "
-                        f"step {t} of this rollout (JointStepResult.present), but agents act from their first step "
-                        f"until they are terminated or truncated, and are paid for these steps. {GENERAL_DOOR}"
-                    )
-            acting = self._after(acting, present[t], terminated[t], truncated[t])
+        last = len(present) - 1
+        # The usual case: everybody acts all the time, and one look at the last step is enough.
+        for t in range(last if present.all() else 0, last + 1):
+            self._refuse(acting & ~present[t], t, "did not act")
+            self._refuse(~present[t] & (rewards[t] != 0.0), t, "was paid without acting")
+            acting = (acting | present[t]) & ~(terminated[t] | truncated[t] | over[t])
+        if acts_next is not None:
+            self._refuse(acting & ~acts_next, last + 1, "does not act")
         self._acting = acting
 
-    @staticmethod
-    def _after(acting: np.ndarray, present: np.ndarray, terminated: np.ndarray, truncated: np.ndarray) -> np.ndarray:
-        """Who has acted and goes on after a step, [N, E]."""
-        over = episode_over(terminated, truncated, present)
-        return (acting | present) & ~(present & (terminated | truncated)) & ~over
+    def _refuse(self, wrong: np.ndarray, t: int, what: str) -> None:
+        if wrong.any():
+            agent, e = (int(i) for i in np.argwhere(wrong)[0])
+            raise ValueError(
+                f"environment {self._env!r}: agent {self._agents[agent]!r} {what} in environment index {e}, step {t} "
+                "of this rollout. Here agents act from their first observation until they are terminated or truncated, "
+                f"and are paid for these steps. {GENERAL_DOOR}"
+            )
 
     def observations(
         self,

@@ -1,0 +1,127 @@
+"""Connect Four against a frozen copy of oneself, which is refreshed every few iterations.
+
+    python examples/self_play.py [--seed 0] [--minutes 8] [--refresh 10]
+    python examples/self_play.py --smoke                         4 iterations, seconds
+
+The players take turns, so RLlib's episodes are sampled (`sampling="auto"` finds out). A wrapper lets "learner" and
+"opponent" change seats from episode to episode. `policies_to_train=["learner"]` freezes the opponent; every
+`--refresh` iterations it gets the learner's weights. Illegal moves are masked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from pettingzoo.classic import connect_four_v3
+
+from thrust_rllib import JointEnv, JointPPO, JointPPOConfig, JointStepResult
+from thrust_rllib.envs.turn_based import AECJointEnv
+from thrust_rllib.evaluation import PlayedEpisodes, play_episodes
+
+LEARNER, OPPONENT = "learner", "opponent"
+
+
+class RandomSeats(JointEnv):
+    """A game of two in which who moves first is drawn for each episode."""
+
+    def __init__(self) -> None:
+        self.game = AECJointEnv(connect_four_v3.env())
+        first, second = self.game.possible_agents
+        self.possible_agents = [LEARNER, OPPONENT]
+        self.observation_spaces = {agent: self.game.observation_spaces[first] for agent in self.possible_agents}
+        self.action_spaces = {agent: self.game.action_spaces[first] for agent in self.possible_agents}
+        self.seats = {LEARNER: first, OPPONENT: second}
+        self.rng = np.random.default_rng()
+
+    @property
+    def unwrapped(self) -> Any:
+        return self.game.unwrapped
+
+    def reset_joint(self, seed: int | None = None) -> dict[str, Any]:
+        if seed is not None:
+            self.rng = np.random.default_rng(seed)
+        order = self.rng.permutation(self.possible_agents).tolist()
+        self.seats = dict(zip(order, self.game.possible_agents, strict=True))
+        return self.by_name(self.game.reset_joint(seed))
+
+    def step_joint(self, actions: Mapping[str, Any]) -> JointStepResult:
+        result = self.game.step_joint({self.seats[name]: action for name, action in actions.items()})
+        return JointStepResult(
+            self.by_name(result.rewards),
+            self.by_name(result.observations),
+            self.by_name(result.terminated),
+            self.by_name(result.truncated),
+            over=result.over,
+        )
+
+    def by_name(self, by_seat: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: by_seat[seat] for name, seat in self.seats.items() if seat in by_seat}
+
+    def close(self) -> None:
+        self.game.close()
+
+
+def make_config(seed: int) -> JointPPOConfig:
+    return (
+        JointPPOConfig()
+        .environment(RandomSeats)
+        .multi_agent(policies="per_agent", policies_to_train=[LEARNER])
+        .env_runners(num_envs_per_env_runner=32)
+        .training(
+            lr=5e-4,
+            train_batch_size_per_learner=4096,
+            minibatch_size=512,
+            iterate_all_minibatches=True,
+            gamma=0.99,
+            entropy_coeff=0.02,
+        )
+        .rl_module(model_config={"fcnet_hiddens": [128, 128]})
+        .debugging(seed=seed)
+    )
+
+
+def against_random(algo: JointPPO, num_games: int) -> PlayedEpisodes:
+    """Games of the learner's most likely moves against uniformly random legal ones, from both seats."""
+    return play_episodes(algo, num_games, random_agents=[OPPONENT])
+
+
+def share(played: PlayedEpisodes, outcome: float) -> float:
+    return float((played.returns[:, played.agents.index(LEARNER)] == outcome).mean())
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=8.0, help="of training")
+    parser.add_argument("--refresh", type=int, default=10, help="iterations between two refreshments of the opponent")
+    parser.add_argument("--games", type=int, default=400, help="of the final match against random moves")
+    parser.add_argument("--smoke", action="store_true")
+    args = parser.parse_args(argv)
+    config = make_config(args.seed)
+    if args.smoke:
+        config.training(train_batch_size_per_learner=512, minibatch_size=256)
+        args.refresh, args.games = 2, 20
+
+    algo = config.build_algo()
+    began, iteration = time.monotonic(), 0
+    while iteration < 4 if args.smoke else time.monotonic() - began < 60 * args.minutes:
+        iteration += 1
+        algo.train()
+        if iteration % args.refresh == 0:
+            algo.copy_module(LEARNER, OPPONENT)
+        if iteration % (2 * args.refresh) == 0:
+            played = against_random(algo, 20 if args.smoke else 100)
+            seconds = time.monotonic() - began
+            print(f"iteration {iteration:4d}  {seconds:5.0f} s  wins {share(played, 1.0):.2f}", flush=True)
+    played = against_random(algo, args.games)
+    wins, draws, losses = (share(played, outcome) for outcome in (1.0, 0.0, -1.0))
+    print(f"against random, {args.games} games: wins {wins:.3f}  draws {draws:.3f}  losses {losses:.3f}")
+    algo.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""Last piece of the general door's module-to-env pipeline: actions for every environment, by agent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium as gym
+import torch
+from ray.rllib.connectors.connector_v2 import ConnectorV2
+from ray.rllib.core.columns import Columns
+from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule
+from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
+from ray.rllib.utils.annotations import override
+
+from thrust_rllib.connectors.team_codec import TeamCodec
+from thrust_rllib.connectors.team_observations import ACTING, Acting
+from thrust_rllib.joint_batch import AgentID, ModuleID
+from thrust_rllib.rl_modules.distributions import mask_logits
+from thrust_rllib.rl_modules.drawing import drawing_from
+
+MODULE_INPUT = "module_input"
+"""Extra model output of a step: what the module saw, where that is not the encoded observation itself."""
+
+
+class TeamActions(ConnectorV2):
+    """Turns what the modules said into {agent: action} for each environment.
+
+    In place of RLlib's default pieces (get actions, to numpy, unbatch, unmap, normalise and clip, listify). A module,
+    or a user's piece in front of this one, that has chosen "actions" (and "action_logp") keeps its choice.
+
+    Args:
+        input_observation_space: as of every ConnectorV2; not used.
+        input_action_space: not used.
+        codec: the team.
+        store_inputs: episodes keep what the modules saw (normalised observations cannot be made again later).
+        device: of the modules.
+        **kwargs: for RLlib.
+    """
+
+    def __init__(
+        self,
+        input_observation_space: gym.Space | None = None,
+        input_action_space: gym.Space | None = None,
+        *,
+        codec: TeamCodec,
+        store_inputs: bool = False,
+        device: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        self.codec = codec
+        self._store_inputs = store_inputs
+        self._device = torch.device(device or "cpu")
+        self._generator = torch.Generator(self._device)
+        self._generator.manual_seed(torch.initial_seed() % 2**63)  # which RLlib sets per runner
+        super().__init__(input_observation_space, input_action_space, **kwargs)
+
+    def seed(self, seed: int) -> None:
+        """Restarts the generator that actions are drawn from."""
+        self._generator.manual_seed(seed)
+
+    @override(ConnectorV2)
+    def get_ctor_args_and_kwargs(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return (self.input_observation_space, self.input_action_space), {
+            "codec": self.codec,
+            "store_inputs": self._store_inputs,
+            "device": self._device,
+        }
+
+    @override(ConnectorV2)
+    def __call__(
+        self,
+        *,
+        rl_module: MultiRLModule,
+        batch: dict[ModuleID, dict[str, torch.Tensor]],
+        episodes: Sequence[MultiAgentEpisode],
+        explore: bool,
+        shared_data: dict[str, Any],
+        **kwargs: Any,
+    ) -> dict[str, list[dict[AgentID, Any]]]:
+        """{column: [per environment {agent: value}]}; RLlib plays "actions_for_env" and stores the other columns."""
+        names = [Columns.ACTIONS, Columns.ACTIONS_FOR_ENV, Columns.ACTION_LOGP]
+        names += [MODULE_INPUT] if self._store_inputs else []
+        columns: list[list[dict[AgentID, Any]]] = [[{} for _ in episodes] for _ in names]
+        acting: dict[ModuleID, Acting] = shared_data[ACTING]
+        with torch.no_grad(), drawing_from(self._generator):
+            chosen = {m: self._choose(rl_module[m], batch[m], acting[m], explore) for m in acting}
+        for module_id, (actions, logp) in chosen.items():
+            mine = acting[module_id]
+            stored = actions.cpu().numpy()
+            values = [stored, self.codec.modules[module_id].decoder.decode(stored), logp.cpu().numpy(), mine.obs]
+            for by_env, rows in zip(columns, values, strict=False):
+                for (env_index, agent), value in zip(mine.rows, rows, strict=True):
+                    by_env[env_index][agent] = value
+        return dict(zip(names, columns, strict=True))
+
+    @staticmethod
+    def _choose(
+        module: Any, outputs: dict[str, torch.Tensor], acting: Acting, explore: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Actions [R, …] and their log-probabilities [R]."""
+        if Columns.ACTION_DIST_INPUTS not in outputs:
+            raise ValueError(
+                f"a module ({type(module).__name__}) returned {sorted(outputs)}; PPO needs "
+                f"'{Columns.ACTION_DIST_INPUTS}' (the logits) from forward_exploration and forward_inference"
+            )
+        logits = outputs[Columns.ACTION_DIST_INPUTS]
+        if acting.action_mask is not None:
+            logits = mask_logits(logits, torch.from_numpy(acting.action_mask).to(logits.device))
+        distribution = module.get_exploration_action_dist_cls().from_logits(logits)
+        if Columns.ACTIONS in outputs:
+            actions = outputs[Columns.ACTIONS]
+        elif explore:
+            actions = distribution.sample()
+        else:
+            actions = module.get_inference_action_dist_cls().from_logits(logits).to_deterministic().sample()
+        logp = outputs[Columns.ACTION_LOGP] if Columns.ACTION_LOGP in outputs else distribution.logp(actions)
+        return actions, logp

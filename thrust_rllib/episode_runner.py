@@ -1,0 +1,178 @@
+"""The general door: RLlib's own sampling loop, with an episode that loses nothing."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from typing import Any
+
+import numpy as np
+from ray.rllib.env import INPUT_ENV_SINGLE_SPACES, INPUT_ENV_SPACES
+from ray.rllib.env.multi_agent_env_runner import MultiAgentEnvRunner
+from ray.rllib.utils.annotations import override
+from ray.rllib.utils.metrics import ENV_STEP_TIMER
+from ray.rllib.utils.typing import ResultDict
+
+from thrust_rllib.connectors.module_inputs import update_moments, write_bootstrap_inputs
+from thrust_rllib.connectors.team_actions import TeamActions
+from thrust_rllib.envs.multi_agent_vector import MultiAgentVector, make_multi_agent_env
+from thrust_rllib.joint_episode import JointEpisode
+from thrust_rllib.sampling.team_runner import TeamRunner
+
+logger = logging.getLogger(__name__)
+
+
+class JointEpisodeRunner(TeamRunner):
+    """RLlib's `MultiAgentEnvRunner` with its connectors and callbacks, for every multi-agent environment.
+
+    The loop is RLlib's. Different are the vector of environments (`MultiAgentVector`), the episode (`JointEpisode`),
+    the last piece of each connector pipeline, and the counts, which are logged once per `sample()` instead of at each
+    step.
+
+    `sample()` returns a list of `JointEpisode`s, whole ones and fragments; `EpisodesToJointBatch` makes the learner's
+    batch of them.
+    """
+
+    env: MultiAgentVector | None
+
+    # --- construction ---------------------------------------------------------------------------------------------
+
+    @override(MultiAgentEnvRunner)
+    def make_env(self) -> None:
+        if self.env is not None:
+            self.env.close()
+        spec, context = self.config.env_spec, self._env_context
+        self.env = MultiAgentVector(
+            lambda: make_multi_agent_env(spec, context), self.config.num_envs_per_env_runner, spec.name
+        )
+        self._set_team(self.env.possible_agents, self.env.num_envs)
+        self._tried_steps = 0
+        self._totals: dict[str, Any] = {}  # of episodes that go on
+        self.spaces = {
+            INPUT_ENV_SPACES: (self.env.observation_space, self.env.action_space),
+            INPUT_ENV_SINGLE_SPACES: (self.env.single_observation_space, self.env.single_action_space),
+        }
+        self._tell_env_created()
+
+    @override(MultiAgentEnvRunner)
+    def get_spaces(self) -> dict[str, Any]:
+        if self.env is None:
+            return self.spaces
+        modules = self.config.team_codec().modules
+        return {**self.spaces, **{m: (codec.encoder.encoded_space, codec.action_space) for m, codec in modules.items()}}
+
+    @override(MultiAgentEnvRunner)
+    def _new_episode(self, env_index: int, episodes: list[Any] | None = None) -> None:
+        assert self.env is not None
+        episodes = self._ongoing_episodes if episodes is None else episodes
+        episodes[env_index] = JointEpisode(
+            env_name=self.env.name,
+            runner_index=self.worker_index or 0,
+            env_index=env_index,
+            agents=self.env.possible_agents,
+            observation_space=self.env.observation_spaces,
+            action_space=self.env.action_spaces,
+            agent_to_module_mapping_fn=self.config.policy_mapping_fn,
+        )
+        self._make_on_episode_callback("on_episode_created", env_index, episodes)
+
+    # --- sampling -------------------------------------------------------------------------------------------------
+
+    @override(MultiAgentEnvRunner)
+    def sample(self, *, num_episodes: int | None = None, **kwargs: Any) -> list[JointEpisode]:
+        """As RLlib's; asked for a number of episodes (an evaluation), the metrics are means over all of them."""
+        if self.config.in_evaluation or num_episodes is not None:
+            self._statistics.start_evaluation()
+        return super().sample(num_episodes=num_episodes, **kwargs)
+
+    @override(MultiAgentEnvRunner)
+    def _sample(self, **kwargs: Any) -> list[JointEpisode]:
+        self._seed_actions()
+        if self.normalizer is not None and self._cached_to_module:
+            # Normalised at the end of the last rollout, before that entered the moments.
+            self.normalizer(batch=self._cached_to_module, shared_data=self._shared_data)
+        episodes: list[JointEpisode] = super()._sample(**kwargs)
+        acted: Counter[Any] = Counter()
+        for episode in episodes:
+            acted.update(episode.acted)
+            self._add_up(episode)
+        env_steps = sum(map(len, episodes))
+        self._log_counts(env_steps, sum(episode.is_done for episode in episodes), acted)
+        for counter, count in (
+            (self._metrics_num_try_env_step, self._tried_steps),
+            (self._metrics_num_env_steps_sampled, env_steps),
+        ):
+            if count:
+                counter.inc(count)
+        self._tried_steps = 0
+        if self.normalizer is not None:
+            codec = self.config.team_codec()
+            write_bootstrap_inputs(codec, self.normalizer, episodes)
+            if not self.config.in_evaluation:
+                update_moments(codec, self.normalizer, episodes, self.config.is_trained)
+        return episodes
+
+    def _seed_actions(self) -> None:
+        """Gives the piece that draws actions a stream of this runner's own, once."""
+        if not getattr(self, "_actions_seeded", False):
+            self._actions_seeded = True
+            for piece in self._module_to_env[TeamActions]:
+                piece.seed(self._next_actor_seed())
+
+    @override(MultiAgentEnvRunner)
+    def _increase_sampled_metrics(self, num_steps: int, next_obs: Any, episode: Any) -> int:
+        return num_steps  # counted once per sample()
+
+    @override(MultiAgentEnvRunner)
+    def _log_env_steps(self, metric: Any, num_steps: int) -> None:
+        pass  # counted once per sample()
+
+    @override(MultiAgentEnvRunner)
+    def _try_env_reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, Any]:
+        assert self.env is not None
+        seeds = self._next_env_seeds() if self._needs_initial_reset else None
+        self._totals.clear()
+        try:
+            return self.env.reset(seed=seeds, options=options)
+        except (TypeError, ValueError):
+            raise  # what the environment showed contradicts what it declares: said by `thrust_rllib.envs`
+        except Exception as error:
+            raise self._failure("its reset", error) from error
+
+    @override(MultiAgentEnvRunner)
+    def _try_env_step(self, actions: Any) -> Any:
+        assert self.env is not None
+        before = time.perf_counter()
+        try:
+            results = self.env.step(actions)
+        except Exception as error:
+            raise self._failure("a step", error) from error
+        self._tried_steps += 1
+        self.metrics.log_value(ENV_STEP_TIMER, time.perf_counter() - before)
+        return results
+
+    # --- metrics --------------------------------------------------------------------------------------------------
+
+    def _add_up(self, episode: JointEpisode) -> None:
+        """Adds a fragment to its episode's totals: returns [N], steps [N], length, seconds."""
+        singles = [episode.agent_episodes.get(agent) for agent in self.module_of]
+        returns = np.array([0.0 if single is None else single.get_return() for single in singles])
+        steps = np.array([episode.acted[agent] for agent in self.module_of])
+        new = (returns, steps, len(episode), episode.get_duration_s())
+        before = self._totals.pop(episode.id_, None)
+        totals = new if before is None else tuple(x + y for x, y in zip(before, new, strict=True))
+        if episode.is_done:
+            self._statistics.add_finished(*totals)
+        else:
+            self._totals[episode.id_] = totals
+
+    @override(MultiAgentEnvRunner)
+    def get_metrics(self) -> ResultDict:
+        for episode in self._done_episodes_for_metrics:  # RLlib keeps them for its callbacks
+            self._ongoing_episodes_for_metrics.pop(episode.id_, None)
+        self._done_episodes_for_metrics.clear()
+        if self.env is not None:
+            self._statistics.log(self.metrics)
+            self._statistics.end_evaluation()
+        return self.metrics.reduce()

@@ -1,0 +1,125 @@
+"""What the runners of both doors have in common: seeds, modules, metrics, messages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from ray.rllib.callbacks.utils import make_callback
+from ray.rllib.env.env_context import EnvContext
+from ray.rllib.env.multi_agent_env_runner import MultiAgentEnvRunner
+from ray.rllib.utils.annotations import override
+from ray.rllib.utils.metrics import (
+    NUM_AGENT_STEPS_SAMPLED,
+    NUM_AGENT_STEPS_SAMPLED_LIFETIME,
+    NUM_ENV_STEPS_SAMPLED,
+    NUM_ENV_STEPS_SAMPLED_LIFETIME,
+    NUM_EPISODES,
+    NUM_EPISODES_LIFETIME,
+    NUM_MODULE_STEPS_SAMPLED,
+    NUM_MODULE_STEPS_SAMPLED_LIFETIME,
+)
+
+from thrust_rllib.connectors.observation_normalizer import ObservationNormalizer
+from thrust_rllib.joint_batch import AgentID, ModuleID
+from thrust_rllib.sampling.episode_statistics import EpisodeStatistics
+
+
+class TeamRunner(MultiAgentEnvRunner):
+    """Base of the runners; a subclass makes the environments and samples.
+
+    A subclass calls `_set_team` in its `make_env`, then `_tell_env_created`.
+    """
+
+    module_of: dict[AgentID, ModuleID]
+
+    def _set_team(self, agents: list[AgentID], num_envs: int) -> None:
+        """Takes over the agents of new environments; environments that are made anew go on with other seeds."""
+        self.num_envs = num_envs
+        self.module_of = {agent: self.config.module_for_agent(agent) for agent in agents}
+        self._statistics = EpisodeStatistics(agents, self.module_of, num_envs, self._metrics_window())
+        if not hasattr(self, "_env_seeds"):
+            # RLlib's own seed, seed + worker index, gives worker 2 of seed 0 the streams of worker 1 of seed 1.
+            seed = self.config.seed
+            entropy = None if seed is None else [seed, self.worker_index or 0, int(self.config.in_evaluation)]
+            self._env_seeds, self._actor_seeds = (
+                np.random.default_rng(s) for s in np.random.SeedSequence(entropy).spawn(2)
+            )
+        self._needs_initial_reset = True
+
+    def _next_env_seeds(self) -> list[int]:
+        """One seed per environment; never the same again."""
+        return [int(seed) for seed in self._env_seeds.integers(2**31, size=self.num_envs)]
+
+    def _next_actor_seed(self) -> int:
+        return int(self._actor_seeds.integers(2**31))
+
+    @property
+    def _env_context(self) -> EnvContext:
+        return EnvContext(
+            self.config.env_config, worker_index=self.worker_index or 0, num_workers=self.config.num_env_runners
+        )
+
+    def _tell_env_created(self) -> None:
+        make_callback(
+            "on_environment_created",
+            callbacks_objects=self._callbacks,
+            callbacks_functions=self.config.callbacks_on_environment_created,
+            kwargs={
+                "env_runner": self,
+                "metrics_logger": self.metrics,
+                "env": self.env,
+                "env_context": self._env_context,
+            },
+        )
+
+    @override(MultiAgentEnvRunner)
+    def make_module(self) -> None:
+        spec = self.config.get_multi_rl_module_spec(spaces=self.get_spaces(), inference_only=True)
+        self.module = spec.build()
+        self.module.foreach_module(
+            lambda _, module: module.to(self._device) if isinstance(module, torch.nn.Module) else module
+        )
+
+    @property
+    def device(self) -> Any:
+        """Where the modules are."""
+        return self._device
+
+    @property
+    def normalizer(self) -> ObservationNormalizer | None:
+        """What normalises encoded observations, with its current moments."""
+        found = self._env_to_module[ObservationNormalizer]
+        return found[0] if found else None
+
+    @property
+    def _env_name(self) -> str:
+        return self.config.env_spec.name if self.config.env_spec else str(self.config.env)
+
+    def _failure(self, moment: str, error: Exception) -> RuntimeError:
+        return RuntimeError(
+            f"environment {self._env_name!r} failed in {moment} (runner {self.worker_index or 0}): "
+            f"{type(error).__name__}: {error}"
+        )
+
+    # --- metrics --------------------------------------------------------------------------------------------------
+
+    def _log_counts(self, env_steps: int, num_episodes: int, agent_steps: Mapping[AgentID, int]) -> None:
+        """Logs how much was sampled, once per `sample()`."""
+        self.metrics.log_value(NUM_ENV_STEPS_SAMPLED, env_steps, reduce="sum")
+        self.metrics.log_value(NUM_ENV_STEPS_SAMPLED_LIFETIME, env_steps, reduce="lifetime_sum", with_throughput=True)
+        self.metrics.log_value(NUM_EPISODES, num_episodes, reduce="sum")
+        self.metrics.log_value(NUM_EPISODES_LIFETIME, num_episodes, reduce="lifetime_sum")
+        for agent, module_id in self.module_of.items():
+            steps = agent_steps[agent]
+            self.metrics.log_value((NUM_AGENT_STEPS_SAMPLED, str(agent)), steps, reduce="sum")
+            self.metrics.log_value((NUM_AGENT_STEPS_SAMPLED_LIFETIME, str(agent)), steps, reduce="lifetime_sum")
+            self.metrics.log_value((NUM_MODULE_STEPS_SAMPLED, module_id), steps, reduce="sum")
+            self.metrics.log_value((NUM_MODULE_STEPS_SAMPLED_LIFETIME, module_id), steps, reduce="lifetime_sum")
+
+    def _metrics_window(self) -> int:
+        """Episodes per runner so that all runners' windows together are `metrics_num_episodes_for_smoothing` long."""
+        return max(1, math.ceil(self.config.metrics_num_episodes_for_smoothing / (self.config.num_env_runners or 1)))
