@@ -175,7 +175,7 @@ def test_agents_of_one_module_are_one_mean_over_their_rows():
     alone = team_batch(["a0"]).modules["a0"]
     doubled = {
         name: np.repeat(getattr(alone, name), 2, axis=1)
-        for name in ("obs", "actions", "action_logp", "rewards", "present", "terminated", "truncated")
+        for name in ("obs", "actions", "action_logp", "rewards", "present", "terminated", "truncated", "origin")
     }
     rows = (STEPS - 1) * ENVS + np.arange(ENVS)
     twice = type(alone)(agents=("a0", "b"), bootstrap_obs=np.repeat(alone.bootstrap_obs, 2, axis=0), **doubled)

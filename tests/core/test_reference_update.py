@@ -17,7 +17,16 @@ from tests.core.reference_loop import (
     fixed_rollout,
 )
 from tests.reference import ReferenceModule, ReferenceSettings, ReferenceTrainer
-from tests.support import box, declared_config, hand_batch, make_learner, parameters, scramble, update
+from tests.support import (
+    box,
+    declared_config,
+    default_origin,
+    hand_batch,
+    make_learner,
+    parameters,
+    scramble,
+    update,
+)
 from thrust_rllib import RedundancyPenalty
 from thrust_rllib.joint_batch import ModuleStreams
 
@@ -191,7 +200,11 @@ def joint_batch(fixed: FixedRollout, agents: dict):
         following = stack.pop("following")  # [T, n, E, O]
         flat = np.moveaxis(following, 1, 0).reshape(len(mine), steps * envs, -1)
         modules[module_id] = ModuleStreams(
-            agents=tuple(mine), action_logp=stack.pop("logp"), bootstrap_obs=flat[:, rows], **stack
+            agents=tuple(mine),
+            action_logp=stack.pop("logp"),
+            bootstrap_obs=flat[:, rows],
+            origin=default_origin(steps, len(mine), envs),
+            **stack,
         )
     return hand_batch(modules, rows, valid=fixed.valid)
 

@@ -100,8 +100,7 @@ def test_debug_environments_draw_a_bar_that_grows_to_the_end(name):
     while not over:
         legal = {a: x["action_mask"] if isinstance(x, dict) and "action_mask" in x else None for a, x in seen.items()}
         result = env.step_joint({a: env.action_spaces[a].sample(legal[a]) for a in env.possible_agents})
-        seen = result.observations
-        over = all(result.terminated[a] or result.truncated[a] for a in env.possible_agents)
+        seen, over = result.observations, result.over
         blue.append(int((env.render() == (60, 110, 180)).all(-1).sum()))
     assert blue == [64 * t for t in range(len(blue))]
     env.reset_joint(None)

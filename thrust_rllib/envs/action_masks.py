@@ -62,3 +62,10 @@ def open_mask(space: gym.Space, observation: Any) -> Any:
     if not has_action_mask(space):
         return observation
     return {**observation, ACTION_MASK: np.ones_like(observation[ACTION_MASK])}
+
+
+def without_choice(masks: np.ndarray, space: gym.Space) -> np.ndarray:
+    """Which masks [..., A] allow nothing, in one dimension of a MultiDiscrete at least: bool [...]."""
+    heads = space.nvec.tolist() if isinstance(space, spaces.MultiDiscrete) else [masks.shape[-1]]
+    starts = np.cumsum([0, *heads[:-1]])
+    return np.asarray(~np.logical_or.reduceat(masks, starts, axis=-1).all(axis=-1))

@@ -6,7 +6,8 @@ comparisons per value, and the message of an error is made only when there is on
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import copy
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -14,6 +15,7 @@ import numpy as np
 from gymnasium import spaces
 
 from thrust_rllib.envs.joint_env import AgentID
+from thrust_rllib.envs.presence import check_agents
 from thrust_rllib.envs.spaces import ACTION_MASK, element_nearest_zero, map_space
 
 
@@ -64,6 +66,39 @@ class _Leaf:
         return array
 
 
+def leaves_of(agent: AgentID, index: int, path: tuple[Any, ...], space: gym.Space) -> list[_Leaf]:
+    """All array spaces inside a space."""
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        inner = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+        return [leaf for key, part in inner for leaf in leaves_of(agent, index, (*path, key), part)]
+    return [_Leaf(agent, index, path, space)]
+
+
+class ObservationCopy:
+    """Checks one agent's observations against their space and copies them.
+
+    Args:
+        agent: its id.
+        space: of its observations.
+    """
+
+    def __init__(self, agent: AgentID, space: gym.Space) -> None:
+        self._leaves = leaves_of(agent, 0, (), space)
+
+    def __call__(self, observation: Any, where: Callable[[], str]) -> Any:
+        """A copy of the observation.
+
+        Raises:
+            TypeError: no numbers, or fractions where the space has none.
+            ValueError: another shape than the space's, or an entry is missing.
+        """
+        for leaf in self._leaves:
+            value = leaf.pick(observation, where()) if leaf.path else observation
+            if type(value) is not np.ndarray or value.dtype != leaf.dtype or value.shape != leaf.shape:
+                leaf.checked(value, where())
+        return observation.copy() if type(observation) is np.ndarray else copy.deepcopy(observation)
+
+
 class ObservationBatch:
     """Makes the arrays that hold the observations of E environments, and fills them row by row.
 
@@ -89,17 +124,7 @@ class ObservationBatch:
         )
         self.leaves: list[_Leaf] = []
         for index, agent in enumerate(agents):
-            self._add_leaves(agent, index, (), observation_spaces[agent])
-
-    def _add_leaves(self, agent: AgentID, index: int, path: tuple[Any, ...], space: gym.Space) -> None:
-        if isinstance(space, spaces.Dict):
-            for key, inner in space.spaces.items():
-                self._add_leaves(agent, index, (*path, key), inner)
-        elif isinstance(space, spaces.Tuple):
-            for position, inner in enumerate(space.spaces):
-                self._add_leaves(agent, index, (*path, position), inner)
-        else:
-            self.leaves.append(_Leaf(agent, index, path, space))
+            self.leaves += leaves_of(agent, index, (), observation_spaces[agent])
 
     def zeros(self) -> tuple[Any, list[np.ndarray]]:
         """The structure to hand out, and its arrays [E, ...] in the order of the leaves."""
@@ -221,3 +246,52 @@ def _rows(space: gym.Space, values: Any, agent: AgentID, num_envs: int) -> list[
             f"{(num_envs, *(space.shape or ()))}"
         )
     return list(batch)
+
+
+def stack_extras(
+    names: Sequence[str],
+    agents: Sequence[AgentID],
+    extras: Sequence[Mapping[str, Any]],
+    present: np.ndarray | None,
+) -> dict[str, np.ndarray]:
+    """{name: [E, ...] or [N, E, ...]} of what E environments gave; 0 for absent agents.
+
+    Args:
+        names: of the environments, for messages.
+        agents: in order.
+        extras: `JointStepResult.extras` of each environment.
+        present: bool [N, E], who acted; None for everybody.
+
+    Raises:
+        ValueError: the environments give different names, or an agent that acted has no entry.
+    """
+    stacked: dict[str, np.ndarray] = {}
+    if not any(extras):
+        return stacked
+    for row, given in enumerate(extras):
+        if given.keys() != extras[0].keys():
+            raise ValueError(
+                f"{names[row]}: environment {row} returned extras {sorted(given)}, environment 0 "
+                f"{sorted(extras[0])}; return the same names in every step"
+            )
+    for name, value in extras[0].items():
+        if not isinstance(value, Mapping):
+            stacked[name] = np.array([given[name] for given in extras])
+            continue
+        for row, given in enumerate(extras):
+            acted = agents if present is None else [a for a, acts in zip(agents, present[:, row], strict=True) if acts]
+            _check_extra(f"{names[row]}, environment {row}", name, given[name], agents, acted)
+        known = [number for given in extras for number in given[name].values()]
+        nothing = np.zeros_like(known[0]) if known else 0.0
+        stacked[name] = np.array([[given[name].get(agent, nothing) for given in extras] for agent in agents])
+    return stacked
+
+
+def _check_extra(where: str, name: str, given: Any, agents: Sequence[AgentID], acted: Sequence[AgentID]) -> None:
+    check_agents(given, agents, f"extras {name!r}", lambda: where)
+    for agent in acted:
+        if agent not in given:
+            raise ValueError(
+                f"{where}: extras {name!r} have no entry for agent {agent!r}, which acted in this step; return one for "
+                "every agent that acts"
+            )

@@ -4,7 +4,7 @@ Two forms, one step result: `JointEnv` is one environment with dicts by agent, `
 environments with arrays. `SyncVectorJointEnv` (sync_vector.py) makes the second out of the first,
 `SingleJointEnv` (single.py) the first out of the second.
 
-Shapes: E environments, N agents.
+Shapes: E environments, N agents. Longer than other files: the whole contract stands in one place.
 """
 
 from __future__ import annotations

@@ -6,11 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 from ray.rllib.env.multi_agent_env import MultiAgentEnv
 from ray.rllib.env.vector.vector_multi_agent_env import VectorMultiAgentEnv
 from ray.rllib.utils.annotations import override
 
 from thrust_rllib.envs.adapt import call
+from thrust_rllib.envs.batching import ObservationCopy
 from thrust_rllib.envs.joint_env import AgentID
 from thrust_rllib.envs.registry import EnvSpec, make_joint_env
 from thrust_rllib.envs.rllib import ALL, JointEnvMultiAgentEnv, agent_order
@@ -26,8 +28,8 @@ def make_multi_agent_env(spec: EnvSpec, env_config: Mapping[str, Any]) -> MultiA
 class MultiAgentVector(VectorMultiAgentEnv):
     """E environments stepped one after another; one that is over is reset by the next call, as RLlib's loop expects.
 
-    In place of RLlib's own class: agents stand in the same order in every process, `"__all__"` may be left out, nothing
-    is copied, and an answer of a wrong form is an error that names environment, index and step.
+    In place of RLlib's own class: agents stand in the same order in every process, `"__all__"` may be left out, and an
+    answer of a wrong form is an error that names environment, index and step.
 
     Args:
         factory: makes one environment; called E times.
@@ -56,6 +58,7 @@ class MultiAgentVector(VectorMultiAgentEnv):
         self.observation_space, self.action_space = self.single_observation_space, self.single_action_space
         self.metadata = {**(first.metadata or {}), "autoreset_mode": "next_step"}
         self.render_mode = first.render_mode
+        self._copies = {agent: ObservationCopy(agent, space) for agent, space in self.observation_spaces.items()}
         self._over = [False] * num_envs
         self._steps = [0] * num_envs
         self._living: list[set[AgentID]] = [set() for _ in range(num_envs)]
@@ -70,7 +73,10 @@ class MultiAgentVector(VectorMultiAgentEnv):
 
     def _reset_one(self, index: int, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, Any]:
         self._over[index], self._steps[index] = False, 0
-        result = self.envs[index].reset(seed=seed, options=options)
+        try:
+            result = self.envs[index].reset(seed=seed, options=options)
+        except Exception as error:
+            raise RuntimeError(f"{self._where(index)}: {type(error).__name__}: {error}") from error
         if not (isinstance(result, tuple) and len(result) == 2 and all(isinstance(x, Mapping) for x in result)):
             raise TypeError(
                 f"{self._where(index)}: reset returned {_kinds(result)}; needed: two dicts by agent, (observations, "
@@ -79,7 +85,7 @@ class MultiAgentVector(VectorMultiAgentEnv):
         if not result[0]:
             raise ValueError(f"{self._where(index)}: reset showed no agent anything; at least one must act first")
         self._living[index], self._ended[index] = set(result[0]), set()
-        return result
+        return self._own(index, result[0]), result[1]
 
     @override(VectorMultiAgentEnv)
     def step(self, actions: Sequence[Mapping[AgentID, Any]]) -> tuple[list[Any], ...]:
@@ -91,31 +97,59 @@ class MultiAgentVector(VectorMultiAgentEnv):
             observations, infos = self._reset_one(index, None, None)
             return observations, {}, {ALL: False}, {ALL: False}, infos
         self._steps[index] += 1
-        result = self.envs[index].step(actions)
+        try:
+            result = self.envs[index].step(actions)
+        except Exception as error:
+            raise RuntimeError(f"{self._where(index)}: {type(error).__name__}: {error}") from error
         if not (isinstance(result, tuple) and len(result) == 5 and all(isinstance(x, Mapping) for x in result)):
             raise TypeError(
                 f"{self._where(index)}: step returned {_kinds(result)}; needed: five dicts by agent, (observations, "
                 "rewards, terminateds, truncateds, infos)"
             )
-        observations, _, terminateds, truncateds, _ = result
-        if terminateds.get(ALL) or truncateds.get(ALL):
-            self._over[index] = True
-        elif any(terminateds.values()) or any(truncateds.values()) or ALL not in terminateds:
-            return self._with_end(index, result)
-        return result
-
-    def _with_end(self, index: int, result: tuple[Any, Any, Any, Any, Any]) -> tuple[Any, Any, Any, Any, Any]:
-        """Sets `"__all__"` where all agents have ended, which RLlib's loop asks for."""
         observations, rewards, terminateds, truncateds, infos = result
+        observations = self._own(index, observations)
+        if any(terminateds.values()) or any(truncateds.values()) or ALL not in terminateds:
+            terminateds, truncateds = self._flags(index, observations, terminateds, truncateds)
+        return observations, rewards, terminateds, truncateds, infos
+
+    def _own(self, index: int, observations: Mapping[AgentID, Any]) -> dict[AgentID, Any]:
+        """Copies of the observations: many environments write each into the array of the one before."""
+        return {
+            agent: self._copies[agent](observation, lambda: self._where(index))
+            if agent in self._copies
+            else observation
+            for agent, observation in observations.items()
+        }
+
+    def _flags(
+        self,
+        index: int,
+        observations: Mapping[AgentID, Any],
+        terminateds: Mapping[AgentID, bool],
+        truncateds: Mapping[AgentID, bool],
+    ) -> tuple[Mapping[AgentID, bool], Mapping[AgentID, bool]]:
+        """Both with `"__all__"`, set where all agents have ended: RLlib's loop asks for it."""
+        for name, flags in (("terminateds", terminateds), ("truncateds", truncateds)):
+            for agent, flag in flags.items():
+                if not isinstance(flag, bool) and (np.ndim(flag) or np.asarray(flag).dtype.kind not in "bi"):
+                    raise TypeError(f"{self._where(index)}: {name} of agent {agent!r} is {flag!r}; return a bool")
+                if flag and agent != ALL and agent not in self.possible_agents:
+                    raise ValueError(
+                        f"{self._where(index)}: {name} name agent {agent!r}, which is not in possible_agents "
+                        f"{self.possible_agents}"
+                    )
         ended = self._ended[index]
         ended.update(a for flags in (terminateds, truncateds) for a, end in flags.items() if end and a != ALL)
         self._living[index].update(observations)
         told = ALL in terminateds or ALL in truncateds
+        if terminateds.get(ALL) or truncateds.get(ALL):
+            self._over[index] = True
+            return {ALL: False, **terminateds}, {ALL: False, **truncateds}
         # Who says "__all__": False with some agents still to come means it; without the key it is for us to say.
         over = ended >= (set(self.possible_agents) if told else self._living[index])
         self._over[index] = over
         by_end = over and any(terminateds.values())
-        return observations, rewards, {**terminateds, ALL: by_end}, {**truncateds, ALL: over and not by_end}, infos
+        return {**terminateds, ALL: by_end}, {**truncateds, ALL: over and not by_end}
 
     def _where(self, index: int) -> str:
         return f"environment {self.name!r}, environment index {index}, step {self._steps[index]} of its episode"

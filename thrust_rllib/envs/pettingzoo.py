@@ -10,10 +10,13 @@ import numpy as np
 from pettingzoo import ParallelEnv
 
 from thrust_rllib.envs.action_masks import InfoMasks
-from thrust_rllib.envs.extras import pick_extras
+from thrust_rllib.envs.extras import pick_extras, returned_dicts
 from thrust_rllib.envs.joint_env import AgentID, JointEnv, JointStepResult, VectorJointEnv
 from thrust_rllib.envs.presence import EpisodeAgents
 from thrust_rllib.envs.single import SingleJointEnv
+
+_RESET = ("observations", "infos")
+_STEP = ("observations", "rewards", "terminations", "truncations", "infos")
 
 
 class PettingZooJointEnv(JointEnv):
@@ -70,7 +73,10 @@ class PettingZooJointEnv(JointEnv):
         self.metadata = dict(getattr(env, "metadata", None) or {})
         self.render_mode = getattr(env, "render_mode", None)
         self._extras = tuple(extras_from_infos)
-        self._masks = InfoMasks(self.observation_spaces, self.action_spaces, lambda: env.reset()[1])
+        self._masks = InfoMasks(self.observation_spaces, self.action_spaces, self._first_infos)
+
+    def _first_infos(self) -> Mapping[AgentID, Any]:
+        return returned_dicts(self.env.unwrapped, "reset", self.env.reset(), _RESET)[1]
 
     def _spaces(self, kind: str) -> dict[AgentID, gym.Space]:
         found = {}
@@ -98,12 +104,15 @@ class PettingZooJointEnv(JointEnv):
 
     def reset_joint(self, seed: int | None = None) -> dict[AgentID, Any]:
         """See `JointEnv.reset_joint`."""
-        observations, self.infos = self.env.reset(seed=seed)
+        observations, infos = returned_dicts(self.env.unwrapped, "reset", self.env.reset(seed=seed), _RESET)
+        self.infos = dict(infos)
         return self._observations(observations)
 
     def step_joint(self, actions: Mapping[AgentID, Any]) -> JointStepResult:
         """See `JointEnv.step_joint`."""
-        observations, rewards, terminations, truncations, self.infos = self.env.step(dict(actions))
+        returned = returned_dicts(self.env.unwrapped, "step", self.env.step(dict(actions)), _STEP)
+        observations, rewards, terminations, truncations, infos = returned
+        self.infos = dict(infos)
         terminated: Any = False
         truncated: Any = False
         all_told = actions.keys() <= terminations.keys() and actions.keys() <= truncations.keys()

@@ -9,12 +9,14 @@ import gymnasium as gym
 from ray.rllib.env.multi_agent_env import MultiAgentEnv
 from ray.rllib.utils.annotations import override
 
-from thrust_rllib.envs.extras import pick_extras
+from thrust_rllib.envs.extras import pick_extras, returned_dicts
 from thrust_rllib.envs.joint_env import AgentID, JointEnv, JointStepResult, VectorJointEnv
 from thrust_rllib.envs.presence import EpisodeAgents
 from thrust_rllib.envs.single import SingleJointEnv
 
 ALL = "__all__"
+COMMON = "__common__"
+_STEP = ("observations", "rewards", "terminateds", "truncateds", "infos")
 
 
 def agent_order(env: MultiAgentEnv) -> list[AgentID]:
@@ -89,7 +91,8 @@ class RLlibJointEnv(JointEnv):
 
     def reset_joint(self, seed: int | None = None) -> dict[AgentID, Any]:
         """See `JointEnv.reset_joint`."""
-        observations, self.infos = self.env.reset(seed=seed)
+        returned = returned_dicts(self.env, "reset", self.env.reset(seed=seed), ("observations", "infos"))
+        observations, self.infos = map(dict, returned)
         self._living, self._ended = [], set()
         self._meet(observations)
         return observations
@@ -101,7 +104,8 @@ class RLlibJointEnv(JointEnv):
 
     def step_joint(self, actions: Mapping[AgentID, Any]) -> JointStepResult:
         """See `JointEnv.step_joint`."""
-        observations, rewards, terminateds, truncateds, self.infos = self.env.step(dict(actions))
+        returned = returned_dicts(self.env, "step", self.env.step(dict(actions)), _STEP)
+        observations, rewards, terminateds, truncateds, self.infos = map(dict, returned)
         self._meet(observations)
         terminated: Any = False
         truncated: Any = False
@@ -151,7 +155,7 @@ class JointEnvMultiAgentEnv(MultiAgentEnv):
     | observations | those that act in the next step, and the last ones of those that ended in this |
     | rewards | those that acted; others where it is not 0 |
     | terminateds, truncateds | those that acted, and those that waited and ended |
-    | infos | those with an observation |
+    | infos | those with an observation; and "__common__", RLlib's key for none of them: {"extras": all extras} |
 
     `"__all__"` is set where the episode is over: in `truncateds` if all agents that lived were truncated, otherwise in
     `terminateds` (RLlib needs one of them, and the agents' own flags say who did what).
@@ -222,12 +226,15 @@ class JointEnvMultiAgentEnv(MultiAgentEnv):
     @staticmethod
     def _infos(observations: Mapping[AgentID, Any], extras: Mapping[str, Any]) -> dict[AgentID, dict[str, Any]]:
         infos: dict[AgentID, dict[str, Any]] = {agent: {} for agent in observations}
+        if not extras:
+            return infos
         for name, value in extras.items():
             for agent, info in infos.items():
                 if not isinstance(value, Mapping):
                     info[name] = value
                 elif agent in value:
                     info[name] = value[agent]
+        infos[COMMON] = {"extras": extras}  # also those of agents that have no observation any more
         return infos
 
     def _where(self) -> str:

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from thrust_rllib.envs.batching import ObservationBatch, Where, split_actions
+from thrust_rllib.envs.batching import ObservationBatch, Where, split_actions, stack_extras
 from thrust_rllib.envs.joint_env import (
     AgentID,
     JointEnv,
@@ -15,7 +15,7 @@ from thrust_rllib.envs.joint_env import (
     VectorJointEnv,
     check_seeds,
 )
-from thrust_rllib.envs.presence import EpisodeAgents, check_agents
+from thrust_rllib.envs.presence import EpisodeAgents
 from thrust_rllib.envs.spaces import check_spaces, identical_spaces
 
 
@@ -146,7 +146,7 @@ class SyncVectorJointEnv(VectorJointEnv):
             observations=step.observations,
             terminated=step.terminated,
             truncated=step.truncated,
-            extras=self._stack_extras(step.extras, step.present),
+            extras=stack_extras(self._names, self.possible_agents, step.extras, step.present),
             final_observations=step.final_observations,
             present=step.present,
             over=None if step.over_as_usual else step.over,
@@ -201,40 +201,6 @@ class SyncVectorJointEnv(VectorJointEnv):
                         "return one number"
                     )
         raise AssertionError("unreachable: every reward is a number")
-
-    def _stack_extras(self, extras: list[Mapping[str, Any]], present: np.ndarray | None) -> dict[str, np.ndarray]:
-        """Arrays [E, ...] or [N, E, ...] of what the environments gave; 0 for absent agents."""
-        stacked: dict[str, np.ndarray] = {}
-        if not any(extras):
-            return stacked
-        for row, given in enumerate(extras):
-            if given.keys() != extras[0].keys():
-                raise ValueError(
-                    f"{self._names[row]}: environment {row} returned extras {sorted(given)}, environment 0 "
-                    f"{sorted(extras[0])}; return the same names in every step"
-                )
-        for name, value in extras[0].items():
-            if not isinstance(value, Mapping):
-                stacked[name] = np.array([given[name] for given in extras])
-                continue
-            for row, given in enumerate(extras):
-                self._check_extra(name, given[name], row, None if present is None else present[:, row])
-            known = [number for given in extras for number in given[name].values()]
-            nothing = np.zeros_like(known[0]) if known else 0.0
-            stacked[name] = np.array(
-                [[given[name].get(agent, nothing) for given in extras] for agent in self.possible_agents]
-            )
-        return stacked
-
-    def _check_extra(self, name: str, given: Any, row: int, present: np.ndarray | None) -> None:
-        where = f"{self._names[row]}, environment {row}"
-        check_agents(given, self.possible_agents, f"extras {name!r}", lambda: where)
-        for index, agent in enumerate(self.possible_agents):
-            if agent not in given and (present is None or present[index]):
-                raise ValueError(
-                    f"{where}: extras {name!r} have no entry for agent {agent!r}, which acted in this step; return one "
-                    "for every agent that acts"
-                )
 
     def state(self) -> np.ndarray:
         """The environments' global states, [E, S]."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import gymnasium as gym
 import numpy as np
 
+from thrust_rllib.envs.action_masks import without_choice
 from thrust_rllib.envs.joint_env import GENERAL_DOOR
 from thrust_rllib.joint_batch import AgentID
 from thrust_rllib.sampling.agent_groups import AgentGroup
@@ -124,9 +124,7 @@ class RolloutChecks:
             ValueError: an agent that acted had nothing to choose from, in one dimension of a MultiDiscrete at least.
         """
         space = group.action_space
-        heads = space.nvec.tolist() if isinstance(space, gym.spaces.MultiDiscrete) else [masks.shape[-1]]
-        starts = np.cumsum([0, *heads[:-1]])
-        stuck = ~np.logical_or.reduceat(masks, starts, axis=-1).all(axis=-1)
+        stuck = without_choice(masks, space)
         if present is not None:
             stuck &= present
         if not stuck.any():
