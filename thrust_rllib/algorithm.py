@@ -146,13 +146,14 @@ class JointPPO(PPO):
 
     @override(Algorithm)
     def _before_evaluate(self) -> None:
-        """Hands the observation moments to the evaluation runners.
+        """Hands the state of the connectors, moments of observations above all, to the evaluation runners.
 
         RLlib's own sync leaves a local one out, and drops the message to a remote one: it comes right behind the
         weights, with the same tag, of which one request may be in flight.
         """
         group = self.eval_env_runner_group
-        if not self.config.normalize_observations or group is None:
+        stateful = self.config.normalize_observations or self.config._env_to_module_connector is not None
+        if not stateful or group is None:
             return
         name = COMPONENT_ENV_TO_MODULE_CONNECTOR
         if self.env_runner is not None:

@@ -27,10 +27,11 @@ from typing_extensions import Self
 from thrust_rllib.config_checks import check_door, check_settings, check_team, what_needs_episodes
 from thrust_rllib.connectors.episodes_to_joint_batch import EpisodesToJointBatch
 from thrust_rllib.connectors.observation_normalizer import ObservationNormalizer
+from thrust_rllib.connectors.pipelines import TeamEnvToModulePipeline
 from thrust_rllib.connectors.team_actions import TeamActions
 from thrust_rllib.connectors.team_codec import TeamCodec
 from thrust_rllib.connectors.team_observations import TeamObservations
-from thrust_rllib.connectors.user_pieces import check_frame_stacking, check_spaces_behind_pieces, user_pieces
+from thrust_rllib.connectors.user_pieces import check_rllibs_pieces, check_spaces_behind_pieces, user_pieces
 from thrust_rllib.cross_agent_losses import CrossAgentLoss
 from thrust_rllib.env_runner import JointEnvRunner
 from thrust_rllib.envs.adapt import takes_turns
@@ -293,8 +294,8 @@ class JointPPOConfig(PPOConfig):
         """Sets the runners' class by what was set and by the environment; says once in the log which and why."""
         assert self.env_spec is not None
         reasons = what_needs_episodes(self)
-        if isinstance(env, SyncVectorJointEnv) and takes_turns(env.envs[0]):
-            reasons.append(f"the agents of environment {self.env_spec.name!r} take turns")
+        if self.sampling == "auto" and isinstance(env, SyncVectorJointEnv) and takes_turns(env.envs[0]):
+            reasons.append(f"the agents of environment {self.env_spec.name!r} take turns, or some come late")
         if self.sampling == "arrays" and reasons:
             raise ValueError(
                 f"sampling='arrays' cannot serve this: {'; '.join(reasons)}. Leave sampling at 'auto', or set "
@@ -325,7 +326,7 @@ class JointPPOConfig(PPOConfig):
         try:
             spaces = {INPUT_ENV_SINGLE_SPACES: (env.single_observation_space, env.single_action_space)}
             pieces = user_pieces("env_to_module_connector", self._env_to_module_connector, env, spaces, None)
-            check_frame_stacking(self, pieces)
+            check_rllibs_pieces(self, pieces)
             pipeline = EnvToModulePipeline(env.single_observation_space, env.single_action_space, connectors=pieces)
             check_spaces_behind_pieces(pipeline, declared.possible_agents)
             return DeclaredTeam(
@@ -405,7 +406,7 @@ class JointPPOConfig(PPOConfig):
             shapes = {m: spaces[m][0].shape for m in self.policies if m in (spaces or {})}
         if self.normalize_observations:
             pieces.append(ObservationNormalizer(shapes=shapes))
-        return EnvToModulePipeline(*_env_spaces(spaces), connectors=pieces)
+        return TeamEnvToModulePipeline(*_env_spaces(spaces, env), connectors=pieces)
 
     @override(PPOConfig)
     def build_module_to_env_connector(self, env: Any = None, spaces: Any = None) -> Any:
@@ -414,7 +415,7 @@ class JointPPOConfig(PPOConfig):
         if self.samples_episodes:
             pieces += user_pieces("module_to_env_connector", self._module_to_env_connector, env, spaces)
             pieces.append(TeamActions(codec=self.team_codec(), store_inputs=self.normalize_observations))
-        return ModuleToEnvPipeline(*_env_spaces(spaces), connectors=pieces)
+        return ModuleToEnvPipeline(*_env_spaces(spaces, env), connectors=pieces)
 
     @override(PPOConfig)
     def build_learner_connector(self, input_observation_space: Any, input_action_space: Any, device: Any = None) -> Any:
@@ -450,6 +451,8 @@ class JointPPOConfig(PPOConfig):
 _SPECIAL_KEYS = {"multiagent", "_enable_new_api_stack", "class"}
 
 
-def _env_spaces(spaces: Any) -> tuple[Any, Any]:
-    spaces = spaces or {}
+def _env_spaces(spaces: Any, env: Any) -> tuple[Any, Any]:
+    """Spaces of one environment; RLlib's own runner hands over none beside its environment."""
+    if not spaces:
+        return getattr(env, "single_observation_space", None), getattr(env, "single_action_space", None)
     return spaces.get(INPUT_ENV_SINGLE_SPACES, spaces.get(INPUT_ENV_SPACES, (None, None)))

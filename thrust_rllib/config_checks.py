@@ -260,6 +260,11 @@ def check_door(config: JointPPOConfig) -> None:
 
     if not config.samples_episodes:
         check_read_by_arrays(config)
+        if config.in_evaluation and (reasons := what_needs_episodes(config)):
+            raise ValueError(
+                f"the evaluation's own settings need episodes ({'; '.join(reasons)}), and the training samples arrays; "
+                "set .env_runners(sampling='episodes')"
+            )
     elif not issubclass(config.env_runner_cls, MultiAgentEnvRunner):
         raise ValueError(
             f"env_runner_cls={config.env_runner_cls.__name__} is no MultiAgentEnvRunner; derive it from "

@@ -14,7 +14,7 @@ from ray.rllib.utils.annotations import override
 from ray.rllib.utils.metrics import ENV_STEP_TIMER
 from ray.rllib.utils.typing import ResultDict
 
-from thrust_rllib.connectors.module_inputs import update_moments, write_bootstrap_inputs
+from thrust_rllib.connectors.module_inputs import checked_steps, update_moments, write_bootstrap_inputs
 from thrust_rllib.connectors.team_actions import TeamActions
 from thrust_rllib.envs.multi_agent_vector import MultiAgentVector, make_multi_agent_env
 from thrust_rllib.joint_episode import JointEpisode
@@ -106,11 +106,16 @@ class JointEpisodeRunner(TeamRunner):
             if count:
                 counter.inc(count)
         self._tried_steps = 0
+        steps_of = checked_steps(
+            self.config.team_codec(),
+            episodes,
+            check_bounds=not self.config.disable_env_checking,
+            check_observations=self.normalizer is not None or self.config._env_to_module_connector is None,
+        )
         if self.normalizer is not None:
-            codec = self.config.team_codec()
-            write_bootstrap_inputs(codec, self.normalizer, episodes)
+            write_bootstrap_inputs(self.normalizer, steps_of)
             if not self.config.in_evaluation:
-                update_moments(codec, self.normalizer, episodes, self.config.is_trained)
+                update_moments(self.normalizer, steps_of, self.config.is_trained)
         return episodes
 
     def _seed_actions(self) -> None:
@@ -146,7 +151,7 @@ class JointEpisodeRunner(TeamRunner):
         before = time.perf_counter()
         try:
             results = self.env.step(actions)
-        except Exception as error:
+        except RuntimeError as error:  # the environment's own; what it may not return is said by `MultiAgentVector`
             raise self._failure("a step", error) from error
         self._tried_steps += 1
         self.metrics.log_value(ENV_STEP_TIMER, time.perf_counter() - before)

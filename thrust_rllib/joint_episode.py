@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.env.utils.infinite_lookback_buffer import InfiniteLookbackBuffer
@@ -143,7 +144,7 @@ class JointEpisode(MultiAgentEpisode):
                 self.acted[agent] += 1
             if paid:
                 waiting_for = self._hanging_rewards_end if agent in self._acted_at else self._hanging_rewards_begin
-                waiting_for[agent] += float(rewards[agent])
+                waiting_for[agent] += self._number(agent, rewards[agent])
             if observed and episode is None and not (terminated or truncated):
                 self._begin_agent(agent, observations[agent], infos.get(agent))
                 stepped.append(agent)
@@ -165,7 +166,7 @@ class JointEpisode(MultiAgentEpisode):
         for agent, index in self.env_t_to_agent_t.items():
             if agent not in stepped:
                 index.append(self.SKIP_ENV_TS_TAG)
-        # Connector pieces rewrite what the agents that stepped saw; who ended unobserved keeps what was rewritten before.
+        # Connector pieces rewrite what these agents saw; of one that ended unobserved it is rewritten already.
         self.acting, self._stepped = tuple(acting), tuple(agent for agent in stepped if agent in observations)
         self.is_terminated, self.is_truncated = over_by_end, over_by_cut and not over_by_end
         self._last_step_time = time.perf_counter()
@@ -301,6 +302,13 @@ class JointEpisode(MultiAgentEpisode):
                         f"{self._where()}: agent {agent!r} is not in possible_agents {list(self.agents)}; declare "
                         "every agent that may ever appear"
                     )
+
+    def _number(self, agent: AgentID, reward: Any) -> float:
+        if type(reward) is not float:
+            array = np.asarray(reward)
+            if array.ndim or array.dtype.kind not in "biuf":
+                raise ValueError(f"{self._where(agent)} got the reward {reward!r}; return one number")
+        return float(reward)
 
     def _refuse_ended(
         self, agent: AgentID, observations: Mapping[AgentID, Any], rewards: Mapping[AgentID, float]

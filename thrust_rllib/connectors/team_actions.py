@@ -88,7 +88,9 @@ class TeamActions(ConnectorV2):
         for module_id, (actions, logp) in chosen.items():
             mine = acting[module_id]
             stored = actions.cpu().numpy()
-            values = [stored, self.codec.modules[module_id].decoder.decode(stored), logp.cpu().numpy(), mine.obs]
+            played = self.codec.modules[module_id].decoder.decode(stored)
+            # The environment may write into what it gets.
+            values = [stored, played.copy() if played is stored else played, logp.cpu().numpy(), mine.obs]
             for by_env, rows in zip(columns, values, strict=False):
                 for (env_index, agent), value in zip(mine.rows, rows, strict=True):
                     by_env[env_index][agent] = value

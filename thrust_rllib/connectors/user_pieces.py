@@ -9,7 +9,7 @@ import gymnasium as gym
 from ray.rllib.connectors.common.frame_stacking import FrameStacking
 from ray.rllib.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from ray.rllib.connectors.connector_v2 import ConnectorV2
-from ray.rllib.connectors.env_to_module import EnvToModulePipeline
+from ray.rllib.connectors.env_to_module import EnvToModulePipeline, MeanStdFilter
 
 from thrust_rllib.joint_batch import AgentID
 
@@ -58,12 +58,19 @@ def check_spaces_behind_pieces(pipeline: EnvToModulePipeline, agents: Sequence[A
             )
 
 
-def check_frame_stacking(config: JointPPOConfig, pieces: Sequence[ConnectorV2]) -> None:
-    """Checks that the learner can make the same stacks as the runner did.
+def check_rllibs_pieces(config: JointPPOConfig, pieces: Sequence[ConnectorV2]) -> None:
+    """Checks what RLlib's own pieces would do silently wrong.
 
     Raises:
-        ValueError: fragments do not look back far enough, no piece of the learner stacks, or the stacks are normalised.
+        ValueError: `MeanStdFilter` in remote runners. Frame stacking: fragments do not look back far enough for the
+            learner to make the same stacks, no piece of the learner stacks, or the stacks are normalised.
     """
+    if config.num_env_runners > 0 and any(isinstance(piece, MeanStdFilter) for piece in pieces):
+        raise ValueError(
+            f"env_to_module_connector made a MeanStdFilter, and num_env_runners={config.num_env_runners}: RLlib 2.60 "
+            "merges its moments wrongly (the mean halves at the second merge). Set "
+            ".env_runners(normalize_observations=True) in its place, or num_env_runners=0."
+        )
     frames = max((piece.num_frames for piece in pieces if isinstance(piece, FrameStacking)), default=1)
     if frames == 1:
         return

@@ -128,7 +128,10 @@ def _check_mask(agent: AgentID, observation_space: gym.Space, action_space: gym.
 
 
 def agent_groups(
-    env: VectorJointEnv | DeclaredTeam, module_of: Mapping[AgentID, ModuleID], normalize_actions: bool, clip_actions: bool
+    env: VectorJointEnv | DeclaredTeam,
+    module_of: Mapping[AgentID, ModuleID],
+    normalize_actions: bool,
+    clip_actions: bool,
 ) -> list[AgentGroup]:
     """The agents of all modules, modules sorted by id and agents of a module in the environment's order.
 
