@@ -12,9 +12,9 @@
 | `on_train_result`        | after each iteration, the result may be changed | adds the same for training            |
 
 What is logged in `on_sample_end` comes out under `env_runners/`, as a mean over runners. A function in place of the
-class does as well: `.callbacks(on_train_result=function)`. `on_episode_created`, `_start`, `_step` and `_end` need
-sampling by episodes: in this version, with sampling by arrays, overriding one of them is an error when the algorithm is
-built. `on_sample_end` has every step of the rollout instead.
+class does as well: `.callbacks(on_train_result=function)`. Overriding `on_episode_created`, `_start`, `_step` or `_end`
+switches to sampling by RLlib's episodes, four times slower than arrays; `on_sample_end` has every step of the rollout
+in both.
 
 How often agents 0 to 3 work, and the spread: return of the agent that earns most minus that of the one that earns
 least.

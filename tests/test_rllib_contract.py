@@ -20,6 +20,7 @@ from ray.rllib.algorithms.ppo import PPO, PPOConfig
 from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.rllib.connectors.connector_v2 import ConnectorV2
 from ray.rllib.connectors.env_to_module import EnvToModulePipeline
+from ray.rllib.connectors.learner import AddOneTsToEpisodesAndTruncate
 from ray.rllib.core.distribution.torch.torch_distribution import TorchDeterministic
 from ray.rllib.core.learner.learner import Learner
 from ray.rllib.core.learner.learner_group import LearnerGroup
@@ -28,11 +29,14 @@ from ray.rllib.core.learner.training_data import TrainingData
 from ray.rllib.core.rl_module.multi_rl_module import MultiRLModuleSpec
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.env.multi_agent_env_runner import MultiAgentEnvRunner
+from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 from ray.rllib.utils.schedules.scheduler import Scheduler
 
 from tests.support import make_learner, make_runner, tiny_config, update
 from thrust_rllib import JointEnvRunner, JointLearnerGroup
+from thrust_rllib.episode_runner import JointEpisodeRunner
+from thrust_rllib.joint_episode import JointEpisode
 from thrust_rllib.unserved_options import NOT_SERVED, ON_EPISODE
 
 
@@ -316,3 +320,298 @@ def test_the_mode_of_a_distribution_is_a_distribution():
     """TeamActor samples from `to_deterministic()`."""
     x = torch.tensor([1, 2])
     assert torch.equal(TorchDeterministic(loc=x).sample(), x)
+
+
+# ------------------------------------------------------------------------------------------ episodes (general door)
+
+
+def stock(first, *steps):
+    """A MultiAgentEpisode after these steps: (observed, acting, rewards, terminated, truncated, over)."""
+    episode = MultiAgentEpisode()
+    episode.add_env_reset(observations={a: 0 for a in first})
+    for arguments in steps:
+        add_step(episode, *arguments)
+    return episode
+
+
+def add_step(episode, observed, acting, rewards, terminated=(), truncated=(), over=False):
+    t = episode.env_t
+    episode.add_env_step(
+        {a: t + 1 for a in observed},
+        {a: 10 * t for a in acting},
+        rewards,
+        terminateds={**dict.fromkeys(terminated, True), "__all__": over},
+        truncateds={**dict.fromkeys(truncated, True), "__all__": False},
+        extra_model_outputs={a: {"action_logp": -float(t)} for a in acting},
+    )
+
+
+def test_n1_an_unobserved_termination_has_two_entries_in_the_index():
+    """One fault that JointEpisode.add_env_step is there for; `_step_times` reads such an index."""
+    episode = stock(
+        ["a", "b"],
+        (["a", "b"], ["a", "b"], {"a": 1, "b": 1}),
+        (["b"], ["a", "b"], {"a": 1, "b": 1}, ["a"]),
+        (["b"], ["b"], {"b": 1}),
+    )
+    assert episode.env_t_to_agent_t["a"].data == [0, 1, "S", 2, "S"]  # right: [0, 1, 2, "S"]
+    assert episode.env_t_to_agent_t["b"].data == [0, 1, 2, 3]
+
+
+def test_n2_an_agent_truncated_while_the_others_terminate_counts_as_terminated():
+    """Another one: its value would be taken as 0."""
+    episode = stock(["a", "b"], (["a", "b"], ["a", "b"], {"a": 1, "b": 1}, ["a"], ["b"]))
+    assert episode.agent_episodes["b"].is_terminated and episode.is_terminated
+
+
+def test_n3_an_episode_is_over_when_all_seen_so_far_have_ended():
+    """Another one: whoever comes later would be in an episode of its own."""
+    episode = stock(["a"], (["a"], ["a"], {"a": 1}, ["a"]))
+    assert episode.is_terminated
+
+
+def test_n4_what_is_paid_before_the_first_observation_is_dropped():
+    """Another one."""
+    episode = stock(
+        ["a"],
+        (["a"], ["a"], {"a": 1, "b": 5.0}),
+        (["a", "b"], ["a"], {"a": 1}),
+        (["a", "b"], ["a", "b"], {"a": 1, "b": 2.0}),
+    )
+    assert episode.agent_episodes["b"].get_rewards() == [2.0]  # right: [7.0]
+
+
+def test_what_is_paid_before_the_first_observation_is_dropped_at_a_cut_too():
+    """One fault that JointEpisode.cut is there for."""
+    successor = stock(["a"], (["a"], ["a"], {"a": 1, "b": 5.0})).cut(len_lookback_buffer=1)
+    assert successor.get_return(include_hanging_rewards=True) == 0.0  # right: 5.0
+
+
+def test_a_step_open_at_a_cut_is_lost_without_a_lookback():
+    """Another one: only an `episode_lookback_horizon` of 1 or more keeps it."""
+    for lookback, rewards in ((0, []), (1, [7.0])):
+        episode = stock(["a", "b"], (["a"], ["a", "b"], {"a": 1, "b": 5.0}))
+        successor = episode.cut(len_lookback_buffer=lookback)
+        add_step(successor, ["a", "b"], ["a"], {"a": 1, "b": 2.0})
+        assert successor.agent_episodes["b"].get_rewards() == rewards
+
+
+def test_a_fragment_cut_while_everybody_waits_is_over_at_once():
+    """Another one, without a lookback."""
+    episode = stock(["a"], ([], ["a"], {"a": 1}))
+    add_step(episode, [], [], {})
+    successor = episode.cut()
+    add_step(successor, [], [], {})
+    assert successor.is_done
+
+
+def test_the_step_of_an_agent_that_terminates_unobserved_is_lost_after_a_cut():
+    """Another one."""
+    successor = stock(["a", "b"], (["a", "b"], ["a", "b"], {"a": 1, "b": 1})).cut(len_lookback_buffer=1)
+    add_step(successor, ["a"], ["a", "b"], {"a": 1, "b": 2.0}, ["b"])
+    assert len(successor.agent_episodes["b"]) == 0  # right: 1
+
+
+def test_an_agent_born_after_a_cut_counts_from_the_episodes_beginning():
+    """Another one; EpisodesToJointBatch (`_step_times`) knows it."""
+    successor = stock(["a"], *[(["a"], ["a"], {"a": 1})] * 3).cut(len_lookback_buffer=1)
+    add_step(successor, ["a", "b"], ["a"], {"a": 1})
+    assert successor.env_t_to_agent_t["a"].data == [2, 3, 4]
+    assert successor.env_t_to_agent_t["b"].data == ["S"] * 4 + [0]  # right: ["S", "S", 0]
+    assert successor.env_t_to_agent_t["b"].lookback == 1
+
+
+def test_reading_one_environment_step_of_a_fragment_loses_values_but_the_list_form_does_not():
+    """The tests of JointEpisode read fragments in the list form: the other takes an agent's absolute step number for a
+    place in this fragment's buffer."""
+    episode = stock(["a"], (["a"], ["a"], {"a": 1.0})).cut()
+    add_step(episode, ["a"], ["a"], {"a": 7.0})
+    assert episode.get_rewards([0], return_list=True) == [{"a": 7.0}]
+    assert episode.get_rewards(0) == {}  # right: {"a": 7.0}
+
+
+def test_numpyized_episodes_keep_the_index_and_pruned_ones_the_rest():
+    """EpisodesToJointBatch reads both; JointEpisodeRunner returns them so."""
+    episode = stock(["a", "b"], (["a"], ["a", "b"], {"a": 1, "b": 5.0}))
+    MultiAgentEnvRunner._prune_zero_len_sa_episodes(episode)
+    assert set(episode.agent_episodes) == {"a"} and set(episode.env_t_to_agent_t) == {"a", "b"}
+    index = episode.env_t_to_agent_t
+    assert episode.to_numpy() is episode and episode.env_t_to_agent_t is index
+    assert index["a"].data == [0, 1] and index["b"].data == [0, "S"]
+    assert isinstance(episode.agent_episodes["a"].observations.data, np.ndarray)
+
+
+def test_connectors_go_through_the_agents_that_stepped():
+    """JointEpisode.get_agents_that_stepped."""
+
+    class Episode(MultiAgentEpisode):
+        def get_agents_that_stepped(self):
+            return {"b"}
+
+    episode = Episode()
+    episode.add_env_reset(observations={"a": 0, "b": 0, "c": 0})
+    through = ConnectorV2.single_agent_episode_iterator
+    assert [single.agent_id for single in through([episode])] == ["b"]
+    everybody = through([episode], agents_that_stepped_only=False)
+    assert sorted(single.agent_id for single in everybody) == ["a", "b", "c"]
+
+
+def test_the_extra_step_for_users_learner_connectors():
+    """EpisodesToJointBatch(with_extra_step=True) leaves it out."""
+    going_on = stock(["a"], *[(["a"], ["a"], {"a": 1.0})] * 3).to_numpy()
+    over = stock(["a"], (["a"], ["a"], {"a": 1.0}, ["a"], (), True)).to_numpy()
+    ids = going_on.id_, over.id_
+    AddOneTsToEpisodesAndTruncate()(rl_module=None, batch={}, episodes=[going_on, over], shared_data={})
+    assert [len(e.agent_episodes["a"]) for e in (going_on, over)] == [4, 2]
+    assert [len(e) for e in (going_on, over)] == [3, 1]
+    assert going_on.agent_episodes["a"].get_observations().tolist() == [0, 1, 2, 3, 3]
+    assert going_on.agent_episodes["a"].is_truncated and over.agent_episodes["a"].is_terminated
+    assert not over.agent_episodes["a"].is_truncated
+    assert (going_on.id_, over.id_) == (f"{ids[0]}_0", f"{ids[1]}_1")
+    assert going_on.agent_episodes["a"].multi_agent_episode_id == going_on.id_
+    assert going_on.env_t_to_agent_t["a"].data == [0, 1, 2, 3]
+
+
+class Watched(JointEpisodeRunner):
+    """Writes down what RLlib's loop calls."""
+
+    def make_env(self):
+        self.calls = []
+        super().make_env()
+
+    def _new_episode(self, env_index, episodes=None):
+        self.calls.append("new")
+        super()._new_episode(env_index, episodes)
+
+    def _try_env_reset(self, *, seed=None, options=None):
+        self.calls.append("reset")
+        return super()._try_env_reset(seed=seed, options=options)
+
+    def _try_env_step(self, actions):
+        self.calls.append("step")
+        self.played = actions
+        return super()._try_env_step(actions)
+
+    def _increase_sampled_metrics(self, num_steps, next_obs, episode):
+        self.calls.append("count")
+        assert (num_steps, type(episode)) == (1, JointEpisode)
+        return super()._increase_sampled_metrics(num_steps, next_obs, episode)
+
+    def _log_env_steps(self, metric, num_steps):
+        self.calls.append("log")
+        super()._log_env_steps(metric, num_steps)
+
+
+def watched(**runners):
+    """A runner of two environments, episodes of 7 steps."""
+    config = tiny_config(
+        "debug/alignment", {"agents": 2, "episode_length": 7}, runners={"sampling": "episodes", **runners}
+    )
+    config.validate()
+    return Watched(config=config, worker_index=0)
+
+
+def test_the_loop_calls_the_hooks_that_the_general_door_overrides():
+    runner = watched()
+    episodes = runner.sample(num_timesteps=20, explore=True)
+    # 10 steps of two environments. Both are over after 7: the next call resets them and is not counted.
+    assert {name: runner.calls.count(name) for name in ("reset", "step", "count", "log", "new")} == {
+        "reset": 1, "step": 11, "count": 20, "log": 20, "new": 4,
+    }  # fmt: skip
+    assert [(len(e), e.is_done, e.env_index) for e in episodes] == [
+        (7, True, 0), (7, True, 1), (3, False, 0), (3, False, 1),
+    ]  # fmt: skip
+    assert all(e.is_numpy for e in episodes)
+    # An episode that has just begun is not returned.
+    assert [len(e) for e in runner.sample(num_timesteps=8, explore=True)] == [4, 4]
+    assert [len(e) for e in runner.sample(num_timesteps=2, explore=True)] == [1, 1]
+
+
+def test_a_number_of_episodes_begins_with_a_reset_and_ends_with_the_last_of_them():
+    runner = watched()
+    runner.sample(num_timesteps=4, explore=True)
+    episodes = runner.sample(num_episodes=3, explore=False)
+    assert [(len(e), e.env_t_started, e.is_done) for e in episodes] == [(7, 0, True)] * 3
+    assert runner.calls.count("reset") == 2
+    runner.sample(num_timesteps=2, explore=True)
+    assert runner.calls.count("reset") == 3
+
+
+def test_finished_episodes_are_kept_for_metrics():
+    """JointEpisodeRunner.get_metrics lets go of them: they would pile up."""
+    runner = watched()
+    episodes = runner.sample(num_timesteps=20, explore=True)
+    assert runner._done_episodes_for_metrics == [e for e in episodes if e.is_done]
+    ongoing = {id_: chunks for id_, chunks in runner._ongoing_episodes_for_metrics.items() if chunks}
+    assert ongoing == {e.id_: [e] for e in episodes if not e.is_done}
+    assert "self._done_episodes_for_metrics" in source(MultiAgentEnvRunner.get_metrics)
+    runner.get_metrics()
+    assert runner._done_episodes_for_metrics == []
+
+
+def test_what_the_loop_passes_to_the_pipelines():
+    """TeamObservations and TeamActions, and users' pieces in front of them."""
+    seen = []
+
+    class Spy(ConnectorV2):
+        def __init__(self, name):
+            super().__init__()
+            self.spy_name = name
+
+        def __call__(self, *, rl_module, batch, episodes, explore, shared_data, **kwargs):
+            columns = {m: sorted(c) for m, c in batch.items()} if self.spy_name == "out" else dict(batch)
+            lengths = [len(e) for e in episodes]
+            seen.append((self.spy_name, columns, lengths, [e.is_done for e in episodes], explore, shared_data))
+            assert rl_module is not None
+            return batch
+
+    runner = watched(
+        env_to_module_connector=lambda env, spaces, device: Spy("in"),
+        module_to_env_connector=lambda env, spaces: Spy("out"),
+    )
+    runner.sample(num_timesteps=16, explore=False)
+    outputs = {f"agent_{i}": ["action_dist_inputs"] for i in range(2)}
+    living, steps = [False, False], []
+    for t in range(7):
+        steps += [("in", {}, [t, t], living, False), ("out", outputs, [t, t], living, False)]
+    # The ended episodes go through the first pipeline once more, then the new ones, in which nobody acts yet.
+    steps += [("in", {}, [7, 7], [True, True], False), ("in", {}, [0, 0], living, False)]
+    steps += [
+        ("in", {}, [0, 0], living, False),
+        ("out", outputs, [0, 0], living, False),
+        ("in", {}, [1, 1], living, False),
+    ]
+    assert [x[:5] for x in seen] == steps
+    assert len({id(x[5]) for x in seen}) == 1  # one shared_data for both
+
+
+def test_what_the_loop_does_with_the_columns_of_actions():
+    """TeamActions: "actions" are stored, "actions_for_env" are played, all others are stored beside."""
+    runner = watched()
+    runner._seed_actions()
+    pipeline = runner._module_to_env
+
+    def instead(**kwargs):
+        columns = pipeline(**kwargs)
+        columns["actions"] = [dict.fromkeys(mine, 1) for mine in columns["actions"]]
+        columns["actions_for_env"] = [dict.fromkeys(mine, 0) for mine in columns["actions"]]
+        columns["mine"] = [dict.fromkeys(mine, 5) for mine in columns["actions"]]
+        return columns
+
+    runner._module_to_env = instead
+    episodes = runner.sample(num_timesteps=4, explore=True)
+    assert runner.played == [{"agent_0": 0, "agent_1": 0}] * 2
+    for episode in episodes:
+        for single in episode.agent_episodes.values():
+            assert single.get_actions().tolist() == [1, 1]
+            assert set(single.extra_model_outputs) == {"action_logp", "mine", "weights_seq_no"}
+            assert single.get_extra_model_outputs("mine").tolist() == [5, 5]
+
+
+def test_the_loop_asks_an_episode_whether_it_was_reset_and_cuts_it_by_the_configured_horizon():
+    """JointEpisode.is_reset, JointEpisode.cut."""
+    text = source(MultiAgentEnvRunner._sample)
+    assert ".is_reset:" in text and "cut(len_lookback_buffer=self.config.episode_lookback_horizon)" in text
+    runner = watched(episode_lookback_horizon=3)
+    runner.sample(num_timesteps=10, explore=True)
+    assert [e.env_t_to_agent_t["agent_0"].lookback for e in runner._ongoing_episodes] == [3, 3]

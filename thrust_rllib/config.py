@@ -5,7 +5,6 @@ RLlib keeps options and what is built from them in one class, so this file has b
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 from collections.abc import Mapping
@@ -13,34 +12,21 @@ from typing import Any
 
 from ray.rllib.algorithms.algorithm_config import NotProvided
 from ray.rllib.algorithms.ppo import PPOConfig
-from ray.rllib.connectors.env_to_module import EnvToModulePipeline
-from ray.rllib.connectors.learner import AddOneTsToEpisodesAndTruncate, LearnerConnectorPipeline
-from ray.rllib.connectors.module_to_env import ModuleToEnvPipeline
 from ray.rllib.core.learner.learner import Learner
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
-from ray.rllib.env import INPUT_ENV_SINGLE_SPACES, INPUT_ENV_SPACES
 from ray.rllib.utils.annotations import override
 from ray.rllib.utils.typing import ModuleID
 from ray.util import log_once
 from typing_extensions import Self
 
-from thrust_rllib.config_checks import check_door, check_settings, check_team, what_needs_episodes
-from thrust_rllib.connectors.episodes_to_joint_batch import EpisodesToJointBatch
-from thrust_rllib.connectors.observation_normalizer import ObservationNormalizer
-from thrust_rllib.connectors.pipelines import TeamEnvToModulePipeline
-from thrust_rllib.connectors.team_actions import TeamActions
+from thrust_rllib import doors, pipelines
+from thrust_rllib.config_checks import check_door, check_settings, check_team
 from thrust_rllib.connectors.team_codec import TeamCodec
-from thrust_rllib.connectors.team_observations import TeamObservations
-from thrust_rllib.connectors.user_pieces import check_rllibs_pieces, check_spaces_behind_pieces, user_pieces
 from thrust_rllib.cross_agent_losses import CrossAgentLoss
 from thrust_rllib.env_runner import JointEnvRunner
-from thrust_rllib.envs.adapt import takes_turns
-from thrust_rllib.envs.joint_env import AgentID, VectorJointEnv
-from thrust_rllib.envs.multi_agent_vector import MultiAgentVector, make_multi_agent_env
+from thrust_rllib.envs.joint_env import AgentID
 from thrust_rllib.envs.names import nearest
 from thrust_rllib.envs.registry import EnvSpec, is_registered, make_vector_env, resolve_env
-from thrust_rllib.envs.sync_vector import SyncVectorJointEnv
-from thrust_rllib.episode_runner import JointEpisodeRunner
 from thrust_rllib.learner import JointPPOLearner
 from thrust_rllib.learner_group import JointLearnerGroup
 from thrust_rllib.options import checks_keywords
@@ -48,8 +34,6 @@ from thrust_rllib.rl_modules.mlp import MLPModule
 from thrust_rllib.sampling.agent_groups import agent_groups
 from thrust_rllib.teams import AgentToModule, DeclaredTeam, Team, is_team, mapped_table, team_table
 from thrust_rllib.unserved_options import refuse_swallowed
-
-logger = logging.getLogger(__name__)
 
 AUDIT_VARIABLE = "THRUST_RLLIB_AUDIT"
 
@@ -280,62 +264,15 @@ class JointPPOConfig(PPOConfig):
                 # function is asked once: the table is the same in every process.
                 self.policies = dict(sorted(self.policies.items()))
                 self.policy_mapping_fn = AgentToModule(table)
-            self._choose_door(env)
+            self.env_runner_cls = doors.runner_class(self, env)
             declared = DeclaredTeam(agents, dict(env.observation_spaces), dict(env.action_spaces), env.stacked)
         finally:
             env.close()
         if self._env_to_module_connector is not None:
-            declared = self._behind_connectors(declared)
+            declared = pipelines.behind_connectors(self, declared)
         agent_groups(declared, table, self.normalize_actions, self.clip_actions)
         check_team(self, table)
         self.declared_team = declared
-
-    def _choose_door(self, env: VectorJointEnv) -> None:
-        """Sets the runners' class by what was set and by the environment; says once in the log which and why."""
-        assert self.env_spec is not None
-        reasons = what_needs_episodes(self)
-        if self.sampling == "auto" and isinstance(env, SyncVectorJointEnv) and takes_turns(env.envs[0]):
-            reasons.append(f"the agents of environment {self.env_spec.name!r} take turns, or some come late")
-        if self.sampling == "arrays" and reasons:
-            raise ValueError(
-                f"sampling='arrays' cannot serve this: {'; '.join(reasons)}. Leave sampling at 'auto', or set "
-                "'episodes'."
-            )
-        if self.sampling == "episodes":
-            reasons = ["sampling='episodes'"]
-        own = self.env_runner_cls not in (None, JointEnvRunner, JointEpisodeRunner)
-        if own and reasons and issubclass(self.env_runner_cls, JointEnvRunner):
-            raise ValueError(
-                f"env_runner_cls={self.env_runner_cls.__name__} samples arrays, but this needs episodes: "
-                f"{'; '.join(reasons)}. Derive the class from JointEpisodeRunner."
-            )
-        if not own:
-            self.env_runner_cls = JointEpisodeRunner if reasons else JointEnvRunner
-        logger.info(
-            "sampling by %s (%s): %s",
-            "episodes" if self.samples_episodes else "arrays",
-            self.env_runner_cls.__name__,
-            "; ".join(reasons) or "nothing in the configuration or the environment needs episodes",
-        )
-
-    def _behind_connectors(self, declared: DeclaredTeam) -> DeclaredTeam:
-        """The spaces as the user's env-to-module pieces leave them."""
-        spec = self.env_spec
-        assert spec is not None
-        env = MultiAgentVector(lambda: make_multi_agent_env(spec, self.env_config), 1, spec.name)
-        try:
-            spaces = {INPUT_ENV_SINGLE_SPACES: (env.single_observation_space, env.single_action_space)}
-            pieces = user_pieces("env_to_module_connector", self._env_to_module_connector, env, spaces, None)
-            check_rllibs_pieces(self, pieces)
-            pipeline = EnvToModulePipeline(env.single_observation_space, env.single_action_space, connectors=pieces)
-            check_spaces_behind_pieces(pipeline, declared.possible_agents)
-            return DeclaredTeam(
-                declared.possible_agents,
-                dict(pipeline.observation_space.spaces),
-                dict(pipeline.action_space.spaces),
-            )
-        finally:
-            env.close()
 
     @property
     def samples_episodes(self) -> bool:
@@ -388,71 +325,18 @@ class JointPPOConfig(PPOConfig):
 
     @override(PPOConfig)
     def build_env_to_module_connector(self, env: Any = None, spaces: Any = None, device: Any = None) -> Any:
-        """From what the environment shows to what the modules see.
-
-        Sampling by arrays: the observation normaliser, if any; it is called on arrays. By episodes, in this order:
-
-        1. the user's pieces;
-        2. `TeamObservations`: what the agents to act see, encoded, one array per module;
-        3. the observation normaliser, if any.
-        """
-        pieces: list[Any] = []
-        if self.samples_episodes:
-            codec = self.team_codec()
-            pieces += user_pieces("env_to_module_connector", self._env_to_module_connector, env, spaces, device)
-            pieces.append(TeamObservations(codec=codec, device=device))
-            shapes = {m: c.encoder.encoded_space.shape for m, c in codec.modules.items()}
-        else:
-            shapes = {m: spaces[m][0].shape for m in self.policies if m in (spaces or {})}
-        if self.normalize_observations:
-            pieces.append(ObservationNormalizer(shapes=shapes))
-        return TeamEnvToModulePipeline(*_env_spaces(spaces, env), connectors=pieces)
+        """See `pipelines.env_to_module`."""
+        return pipelines.env_to_module(self, env, spaces, device)
 
     @override(PPOConfig)
     def build_module_to_env_connector(self, env: Any = None, spaces: Any = None) -> Any:
-        """From the modules' outputs to actions: the user's pieces, then `TeamActions`; nothing by arrays."""
-        pieces: list[Any] = []
-        if self.samples_episodes:
-            pieces += user_pieces("module_to_env_connector", self._module_to_env_connector, env, spaces)
-            pieces.append(TeamActions(codec=self.team_codec(), store_inputs=self.normalize_observations))
-        return ModuleToEnvPipeline(*_env_spaces(spaces, env), connectors=pieces)
+        """See `pipelines.module_to_env`."""
+        return pipelines.module_to_env(self, env, spaces)
 
     @override(PPOConfig)
     def build_learner_connector(self, input_observation_space: Any, input_action_space: Any, device: Any = None) -> Any:
-        """From episodes to a `JointBatch`, in this order (nothing by arrays, which come as batches):
-
-        1. where the user has pieces: `AddOneTsToEpisodesAndTruncate`, so that they see what follows the last step, too;
-        2. the user's pieces;
-        3. `EpisodesToJointBatch`.
-
-        What comes after it is no pipeline but `JointPPOLearner.update`: values, advantages, joint minibatches, losses.
-        """
-        pieces: list[Any] = []
-        if self.samples_episodes:
-            spaces = input_observation_space, input_action_space
-            own = user_pieces("learner_connector", self._learner_connector, *spaces)
-            if any(isinstance(piece, AddOneTsToEpisodesAndTruncate) for piece in own):
-                raise ValueError(
-                    "learner_connector made an AddOneTsToEpisodesAndTruncate, which already stands in front of your "
-                    "pieces; leave it out"
-                )
-            pieces += [AddOneTsToEpisodesAndTruncate(), *own] if own else []
-            pieces.append(
-                EpisodesToJointBatch(
-                    codec=self.team_codec(),
-                    check_bounds=not self.disable_env_checking,
-                    audit=self.audit,
-                    with_extra_step=bool(own),
-                )
-            )
-        return LearnerConnectorPipeline(input_observation_space, input_action_space, connectors=pieces)
+        """See `pipelines.learner`."""
+        return pipelines.learner(self, input_observation_space, input_action_space)
 
 
 _SPECIAL_KEYS = {"multiagent", "_enable_new_api_stack", "class"}
-
-
-def _env_spaces(spaces: Any, env: Any) -> tuple[Any, Any]:
-    """Spaces of one environment; RLlib's own runner hands over none beside its environment."""
-    if not spaces:
-        return getattr(env, "single_observation_space", None), getattr(env, "single_action_space", None)
-    return spaces.get(INPUT_ENV_SINGLE_SPACES, spaces.get(INPUT_ENV_SPACES, (None, None)))

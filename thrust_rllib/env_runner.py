@@ -14,24 +14,10 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-import torch
-from ray.rllib.callbacks.utils import make_callback
 from ray.rllib.env import INPUT_ENV_SINGLE_SPACES, INPUT_ENV_SPACES
-from ray.rllib.env.env_context import EnvContext
 from ray.rllib.env.multi_agent_env_runner import MultiAgentEnvRunner
 from ray.rllib.utils.annotations import override
-from ray.rllib.utils.metrics import (
-    ENV_STEP_TIMER,
-    NUM_AGENT_STEPS_SAMPLED,
-    NUM_AGENT_STEPS_SAMPLED_LIFETIME,
-    NUM_ENV_STEPS_SAMPLED,
-    NUM_ENV_STEPS_SAMPLED_LIFETIME,
-    NUM_EPISODES,
-    NUM_EPISODES_LIFETIME,
-    NUM_MODULE_STEPS_SAMPLED,
-    NUM_MODULE_STEPS_SAMPLED_LIFETIME,
-)
-from ray.rllib.utils.typing import ResultDict
+from ray.rllib.utils.metrics import ENV_STEP_TIMER
 
 from thrust_rllib.connectors.observation_normalizer import ObservationNormalizer
 from thrust_rllib.envs.joint_env import JointStepResult, VectorJointEnv, episode_over, per_agent_flags
@@ -41,9 +27,9 @@ from thrust_rllib.sampling.acting import TeamActor
 from thrust_rllib.sampling.agent_groups import agent_groups, env_actions
 from thrust_rllib.sampling.episode_clock import EpisodeClock
 from thrust_rllib.sampling.episode_shares import episodes_per_environment
-from thrust_rllib.sampling.episode_statistics import EpisodeStatistics
 from thrust_rllib.sampling.rollout import RolloutRecorder
 from thrust_rllib.sampling.rollout_checks import RolloutChecks
+from thrust_rllib.sampling.team_runner import TeamRunner
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +53,7 @@ class SampledSteps:
         return self.num_env_steps
 
 
-class JointEnvRunner(MultiAgentEnvRunner):
+class JointEnvRunner(TeamRunner):
     """Steps a `VectorJointEnv` and returns arrays: one forward per step for all agents that are alike.
 
     Replaces RLlib's `MultiAgentEnvRunner`, whose loop builds an episode object per environment and runs a connector
@@ -92,49 +78,16 @@ class JointEnvRunner(MultiAgentEnvRunner):
         self.env = env = make_vector_env(
             self.config.env_spec or self.config.env, dict(self.config.env_config), self.config.num_envs_per_env_runner
         )
-        self.num_envs = env.num_envs
         agents = list(env.possible_agents)
-        self.module_of = {agent: self.config.module_for_agent(agent) for agent in agents}
+        self._set_team(agents, env.num_envs)
         self._groups = agent_groups(env, self.module_of, self.config.normalize_actions, self.config.clip_actions)
         self._checks = RolloutChecks(self._env_name, agents, not self.config.disable_env_checking)
-        self._statistics = EpisodeStatistics(agents, self.module_of, self.num_envs, self._metrics_window())
         self._clock = EpisodeClock(self.num_envs, self.worker_index or 0)
-        if not hasattr(self, "_env_seeds"):  # environments that are made anew go on with other seeds
-            # RLlib's own seed, seed + worker index, gives worker 2 of seed 0 the streams of worker 1 of seed 1.
-            seed = self.config.seed
-            entropy = None if seed is None else [seed, self.worker_index or 0, int(self.config.in_evaluation)]
-            self._env_seeds, self._actor_seeds = (
-                np.random.default_rng(s) for s in np.random.SeedSequence(entropy).spawn(2)
-            )
-        self._needs_initial_reset = True
         if hasattr(self, "_actor"):  # environments that are made anew
             self._make_actor()
         # The pipelines are built from the spaces right after this, see MultiAgentEnvRunner.__init__.
         self.spaces = self.get_spaces()
-        context = EnvContext(
-            self.config.env_config, worker_index=self.worker_index or 0, num_workers=self.config.num_env_runners
-        )
-        make_callback(
-            "on_environment_created",
-            callbacks_objects=self._callbacks,
-            callbacks_functions=self.config.callbacks_on_environment_created,
-            kwargs={"env_runner": self, "metrics_logger": self.metrics, "env": env, "env_context": context},
-        )
-
-    @property
-    def device(self) -> Any:
-        """Where the modules are."""
-        return self._device
-
-    @property
-    def normalizer(self) -> ObservationNormalizer | None:
-        """What normalises encoded observations, with its current moments."""
-        found = self._env_to_module[ObservationNormalizer]
-        return found[0] if found else None
-
-    @property
-    def _env_name(self) -> str:
-        return self.config.env_spec.name if self.config.env_spec else str(self.config.env)
+        self._tell_env_created()
 
     @override(MultiAgentEnvRunner)
     def get_spaces(self) -> dict[str, Any]:
@@ -152,17 +105,12 @@ class JointEnvRunner(MultiAgentEnvRunner):
 
     @override(MultiAgentEnvRunner)
     def make_module(self) -> None:
-        spec = self.config.get_multi_rl_module_spec(spaces=self.get_spaces(), inference_only=True)
-        self.module = spec.build()
-        self.module.foreach_module(
-            lambda _, module: module.to(self._device) if isinstance(module, torch.nn.Module) else module
-        )
+        super().make_module()
         if self.env is not None:
             self._make_actor()
 
     def _make_actor(self) -> None:
-        seed = int(self._actor_seeds.integers(2**31))
-        self._actor = TeamActor(self._groups, self.module, self.normalizer, self._device, seed)
+        self._actor = TeamActor(self._groups, self.module, self.normalizer, self._device, self._next_actor_seed())
         self._told_raw: set[str] = set()  # modules about whose observations was warned
         self._groups = self._actor.groups
 
@@ -297,7 +245,7 @@ class JointEnvRunner(MultiAgentEnvRunner):
         assert self.env is not None
         seeds = None
         if self._needs_initial_reset:
-            seeds = [int(seed) for seed in self._env_seeds.integers(2**31, size=self.num_envs)]
+            seeds = self._next_env_seeds()
         try:
             observations = self.env.reset_joint(seeds)
         except (TypeError, ValueError):
@@ -357,37 +305,10 @@ class JointEnvRunner(MultiAgentEnvRunner):
         except Exception as error:
             raise self._failure(f"step {t} of this rollout", error) from error
 
-    def _failure(self, moment: str, error: Exception) -> RuntimeError:
-        return RuntimeError(
-            f"environment {self._env_name!r} failed in {moment} (runner {self.worker_index or 0}): "
-            f"{type(error).__name__}: {error}"
-        )
-
-    # --- metrics --------------------------------------------------------------------------------------------------
-
-    @override(MultiAgentEnvRunner)
-    def get_metrics(self) -> ResultDict:
-        if self.env is not None:
-            self._statistics.log(self.metrics)
-            self._statistics.end_evaluation()
-        return self.metrics.reduce()
-
     def _log_steps(self, sampled: JointBatch | SampledSteps) -> None:
-        env_steps = sampled.env_steps()
-        self.metrics.log_value(NUM_ENV_STEPS_SAMPLED, env_steps, reduce="sum")
-        self.metrics.log_value(NUM_ENV_STEPS_SAMPLED_LIFETIME, env_steps, reduce="lifetime_sum", with_throughput=True)
         num_episodes, agent_steps = self._statistics.pop_counts()
-        self.metrics.log_value(NUM_EPISODES, num_episodes, reduce="sum")
-        self.metrics.log_value(NUM_EPISODES_LIFETIME, num_episodes, reduce="lifetime_sum")
-        for (agent, module_id), steps in zip(self.module_of.items(), agent_steps.tolist(), strict=True):
-            self.metrics.log_value((NUM_AGENT_STEPS_SAMPLED, str(agent)), steps, reduce="sum")
-            self.metrics.log_value((NUM_AGENT_STEPS_SAMPLED_LIFETIME, str(agent)), steps, reduce="lifetime_sum")
-            self.metrics.log_value((NUM_MODULE_STEPS_SAMPLED, module_id), steps, reduce="sum")
-            self.metrics.log_value((NUM_MODULE_STEPS_SAMPLED_LIFETIME, module_id), steps, reduce="lifetime_sum")
-
-    def _metrics_window(self) -> int:
-        """Episodes per runner so that all runners' windows together are `metrics_num_episodes_for_smoothing` long."""
-        return max(1, math.ceil(self.config.metrics_num_episodes_for_smoothing / (self.config.num_env_runners or 1)))
+        steps = dict(zip(self.module_of, agent_steps.tolist(), strict=True))
+        self._log_counts(sampled.env_steps(), num_episodes, steps)
 
 
 def _by_name(spaces: dict[AgentID, gym.Space]) -> dict[str, gym.Space]:

@@ -177,7 +177,4 @@ class JointEpisodeRunner(TeamRunner):
         for episode in self._done_episodes_for_metrics:  # RLlib keeps them for its callbacks
             self._ongoing_episodes_for_metrics.pop(episode.id_, None)
         self._done_episodes_for_metrics.clear()
-        if self.env is not None:
-            self._statistics.log(self.metrics)
-            self._statistics.end_evaluation()
-        return self.metrics.reduce()
+        return super().get_metrics()

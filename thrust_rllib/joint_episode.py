@@ -115,7 +115,7 @@ class JointEpisode(MultiAgentEpisode):
         now = self.env_t
         self.env_t += 1
         self._check_known(observations, rewards)
-        if COMMON in infos and (extras := infos[COMMON].get(EXTRAS)):
+        if extras := (infos.get(COMMON) or {}).get(EXTRAS):
             self.extras[now] = extras
 
         stepped, acting = [], []
@@ -127,7 +127,7 @@ class JointEpisode(MultiAgentEpisode):
                     self._refuse_ended(agent, observations, rewards)
                 continue
             episode = self.agent_episodes.get(agent)
-            if not (observed or acts or paid or any(flagged) or (over and episode is not None)):
+            if not (observed or acts or paid or any(flagged) or over):
                 continue
             # An agent without a flag of its own ends with the episode; one with both is terminated.
             terminated = flagged[0] or (over_by_end and not flagged[1])

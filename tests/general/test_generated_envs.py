@@ -343,7 +343,7 @@ def test_what_an_agent_is_paid_that_never_acts_is_told(caplog):
     class PaidForNothing(ScriptedMultiAgentEnv):
         """Its own name: the warning comes once for each name."""
 
-    script = Script((Kind(), Kind()), (Episode((Life("AAA"), Life("++."))),))
+    script = Script((Kind(), Kind()), (Episode((Life("AAAA"), Life("+++."))),))
     door = Door(script, PaidForNothing)
     with caplog.at_level(logging.WARNING):
         sampled = door.sample({"num_episodes": 1})

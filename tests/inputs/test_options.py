@@ -221,11 +221,6 @@ def test_several_learners_are_not_served_yet():
         tiny_config().learners(num_learners=2).validate()
 
 
-def test_whole_episodes_are_not_served_yet():
-    with pytest.raises(ValueError, match="batch_mode='complete_episodes' needs sampling by episodes"):
-        tiny_config(runners={"batch_mode": "complete_episodes"}).validate()
-
-
 class Watches(RLlibCallback):
     def on_episode_end(self, **kwargs):
         pass
@@ -235,20 +230,45 @@ class Watches(RLlibCallback):
     "change, reason",
     [
         (lambda c: c.env_runners(sampling="episodes"), "sampling='episodes'"),
+        (lambda c: c.env_runners(batch_mode="complete_episodes"), "batch_mode='complete_episodes'"),
         (lambda c: c.env_runners(env_runner_cls=MultiAgentEnvRunner), "env_runner_cls=MultiAgentEnvRunner"),
-        (
-            lambda c: c.env_runners(env_to_module_connector=lambda env, spaces, device: FlattenObservations()),
-            "env_to_module_connector is set",
-        ),
+        (lambda c: c.env_runners(env_to_module_connector=flatten), "env_to_module_connector is set"),
+        (lambda c: c.env_runners(module_to_env_connector=lambda *args: []), "module_to_env_connector is set"),
+        (lambda c: c.learners(learner_connector=lambda *args: []), "learner_connector is set"),
         (lambda c: c.callbacks(Watches), "Watches overrides on_episode_end"),
         (lambda c: c.callbacks(on_episode_step=lambda **kw: None), "the callback on_episode_step is set"),
     ],
 )
-def test_what_only_episodes_can_serve_is_an_early_error(change, reason):
+def test_what_only_episodes_can_serve_is_sampled_by_them(change, reason, caplog):
     config = tiny_config()
     change(config)
-    with pytest.raises(ValueError, match=f"{reason}.*needs sampling by episodes"):
+    with caplog.at_level("INFO", logger="thrust_rllib"):
         config.validate()
+    assert config.samples_episodes and issubclass(config.env_runner_cls, MultiAgentEnvRunner)
+    assert f"sampling by episodes ({config.env_runner_cls.__name__}): {reason}" in caplog.text
+    if reason != "sampling='episodes'":
+        config = tiny_config(runners={"sampling": "arrays"})
+        change(config)
+        with pytest.raises(
+            ValueError, match=f"sampling='arrays' cannot serve this: {reason}.*Leave sampling at 'auto'"
+        ):
+            config.validate()
+
+
+def flatten(env, spaces, device):
+    return FlattenObservations(multi_agent=True)
+
+
+def test_an_unknown_way_to_sample():
+    with pytest.raises(ValueError, match="sampling='episode'; needed: one of .*did you mean 'episodes'"):
+        tiny_config(runners={"sampling": "episode"}).validate()
+
+
+@pytest.mark.parametrize("option, value", [("episode_lookback_horizon", 5), ("episodes_to_numpy", False)])
+def test_what_only_episodes_read_is_an_early_error_with_arrays(option, value):
+    with pytest.raises(ValueError, match=f"{option}={value} would be ignored: .*set .env_runners.sampling='episodes'"):
+        tiny_config(runners={option: value}).validate()
+    tiny_config(runners={option: value, "sampling": "episodes"}).validate()
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from ray.rllib.utils.metrics.stats import MeanStats
 from tests.support import largest_difference, make_learner, make_runner, parameters, runner_metrics, tiny_config, update
 from thrust_rllib import JointEnvRunner, JointPPO, JointPPOConfig, JointPPOLearner
 from thrust_rllib import algorithm as algorithm_module
+from thrust_rllib.audit import AlignmentError
 
 
 @pytest.fixture
@@ -61,6 +62,28 @@ def test_a_runner_class_of_ones_own_is_kept():
     config = tiny_config()
     config.validate()
     assert config.env_runner_cls is JointEnvRunner
+
+
+def test_the_audit_is_on_where_it_is_asked_for(monkeypatch):
+    assert JointPPOConfig().audit  # conftest.py sets THRUST_RLLIB_AUDIT=1
+    for value, wanted in [("1", True), ("0", False), ("", False)]:
+        monkeypatch.setenv("THRUST_RLLIB_AUDIT", value)
+        assert JointPPOConfig().audit == wanted
+    runs = []
+    for audit in (True, False):
+        config = tiny_config(audit=audit)
+        (batch,) = make_runner(config).sample(num_timesteps=64)
+        assert all((streams.origin is not None) == audit for streams in batch.modules.values())
+        learner = make_learner(config)
+        update(learner, batch)
+        runs.append(parameters(learner))
+        if audit:  # one agent's rows of another step
+            batch.modules["agent_1"].origin = batch.modules["agent_1"].origin + 1
+            with pytest.raises(AlignmentError, match="joins different steps"):
+                update(learner, batch)
+    assert largest_difference(*runs) == 0.0
+    with pytest.raises(ValueError, match="audit=1; needed: one of True, False"):
+        tiny_config(audit=1).validate()
 
 
 @pytest.mark.parametrize("wanted", [False, True])

@@ -85,8 +85,12 @@ def test_a_callback_of_the_evaluation_that_would_not_be_called():
         .evaluation(evaluation_interval=1, evaluation_config={"callbacks_class": Ends})
     )
     config.validate()
-    with pytest.raises(ValueError, match="Ends overrides on_episode_end"):
+    with pytest.raises(
+        ValueError, match=r"own settings need episodes \(Ends overrides on_episode_end\).*sampling='epi"
+    ):
         config.get_evaluation_config_object().validate()
+    config.env_runners(sampling="episodes").validate()
+    config.get_evaluation_config_object().validate()
 
 
 def modules(config):

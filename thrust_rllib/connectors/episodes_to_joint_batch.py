@@ -263,6 +263,8 @@ def _extras(fragments: Sequence[Fragment], agents: Sequence[AgentID], shape: tup
         for row, extras in zip(fragment.rows(list(told)), told.values(), strict=True):
             for name, value in extras.items():
                 by_agent = value if isinstance(value, Mapping) else None
+                if by_agent is not None and not by_agent:
+                    continue
                 sample = np.asarray(value if by_agent is None else next(iter(by_agent.values())))
                 if name not in arrays:
                     lead = (steps, envs) if by_agent is None else (steps, len(agents), envs)

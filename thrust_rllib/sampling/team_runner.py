@@ -22,6 +22,7 @@ from ray.rllib.utils.metrics import (
     NUM_MODULE_STEPS_SAMPLED,
     NUM_MODULE_STEPS_SAMPLED_LIFETIME,
 )
+from ray.rllib.utils.typing import ResultDict
 
 from thrust_rllib.connectors.observation_normalizer import ObservationNormalizer
 from thrust_rllib.joint_batch import AgentID, ModuleID
@@ -106,6 +107,13 @@ class TeamRunner(MultiAgentEnvRunner):
         )
 
     # --- metrics --------------------------------------------------------------------------------------------------
+
+    @override(MultiAgentEnvRunner)
+    def get_metrics(self) -> ResultDict:
+        if self.env is not None:
+            self._statistics.log(self.metrics)
+            self._statistics.end_evaluation()
+        return self.metrics.reduce()
 
     def _log_counts(self, env_steps: int, num_episodes: int, agent_steps: Mapping[AgentID, int]) -> None:
         """Logs how much was sampled, once per `sample()`."""

@@ -1,0 +1,116 @@
+"""RLlib's three connector pipelines, each listed in the order in which its pieces are called.
+
+Sampling by arrays calls no pipeline: the one piece there, the observation normaliser, is called on arrays.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ray.rllib.connectors.env_to_module import EnvToModulePipeline
+from ray.rllib.connectors.learner import AddOneTsToEpisodesAndTruncate, LearnerConnectorPipeline
+from ray.rllib.connectors.module_to_env import ModuleToEnvPipeline
+from ray.rllib.env import INPUT_ENV_SINGLE_SPACES, INPUT_ENV_SPACES
+
+from thrust_rllib.connectors.episodes_to_joint_batch import EpisodesToJointBatch
+from thrust_rllib.connectors.observation_normalizer import ObservationNormalizer
+from thrust_rllib.connectors.pipelines import TeamEnvToModulePipeline
+from thrust_rllib.connectors.team_actions import TeamActions
+from thrust_rllib.connectors.team_observations import TeamObservations
+from thrust_rllib.connectors.user_pieces import check_rllibs_pieces, check_spaces_behind_pieces, user_pieces
+from thrust_rllib.envs.multi_agent_vector import MultiAgentVector, make_multi_agent_env
+from thrust_rllib.teams import DeclaredTeam
+
+if TYPE_CHECKING:
+    from thrust_rllib.config import JointPPOConfig
+
+
+def env_to_module(config: JointPPOConfig, env: Any, spaces: Any, device: Any) -> EnvToModulePipeline:
+    """From what the environment shows to what the modules see.
+
+    By arrays: the observation normaliser, if any. By episodes, in this order:
+
+    1. the user's pieces;
+    2. `TeamObservations`: what the agents to act see, encoded, one array per module;
+    3. the observation normaliser, if any.
+    """
+    pieces: list[Any] = []
+    if config.samples_episodes:
+        codec = config.team_codec()
+        pieces += user_pieces("env_to_module_connector", config._env_to_module_connector, env, spaces, device)
+        pieces.append(TeamObservations(codec=codec, device=device))
+        shapes = {m: c.encoder.encoded_space.shape for m, c in codec.modules.items()}
+    else:
+        shapes = {m: spaces[m][0].shape for m in config.policies if m in (spaces or {})}
+    if config.normalize_observations:
+        pieces.append(ObservationNormalizer(shapes=shapes))
+    return TeamEnvToModulePipeline(*_env_spaces(spaces, env), connectors=pieces)
+
+
+def module_to_env(config: JointPPOConfig, env: Any, spaces: Any) -> ModuleToEnvPipeline:
+    """From the modules' outputs to actions: the user's pieces, then `TeamActions`; nothing by arrays."""
+    pieces: list[Any] = []
+    if config.samples_episodes:
+        pieces += user_pieces("module_to_env_connector", config._module_to_env_connector, env, spaces)
+        pieces.append(TeamActions(codec=config.team_codec(), store_inputs=config.normalize_observations))
+    return ModuleToEnvPipeline(*_env_spaces(spaces, env), connectors=pieces)
+
+
+def learner(config: JointPPOConfig, observation_space: Any, action_space: Any) -> LearnerConnectorPipeline:
+    """From episodes to a `JointBatch`; nothing by arrays, which come as batches.
+
+    In this order:
+
+    1. where the user has pieces: `AddOneTsToEpisodesAndTruncate`, so that they see what follows the last step, too;
+    2. the user's pieces;
+    3. `EpisodesToJointBatch`.
+
+    What comes after it is no pipeline but `JointPPOLearner.update`: values, advantages, joint minibatches, losses.
+
+    Raises:
+        ValueError: the user's pieces begin with what is put in front of them.
+    """
+    pieces: list[Any] = []
+    if config.samples_episodes:
+        own = user_pieces("learner_connector", config._learner_connector, observation_space, action_space)
+        if any(isinstance(piece, AddOneTsToEpisodesAndTruncate) for piece in own):
+            raise ValueError(
+                "learner_connector made an AddOneTsToEpisodesAndTruncate, which already stands in front of your "
+                "pieces; leave it out"
+            )
+        pieces += [AddOneTsToEpisodesAndTruncate(), *own] if own else []
+        pieces.append(
+            EpisodesToJointBatch(
+                codec=config.team_codec(),
+                check_bounds=not config.disable_env_checking,
+                audit=config.audit,
+                with_extra_step=bool(own),
+            )
+        )
+    return LearnerConnectorPipeline(observation_space, action_space, connectors=pieces)
+
+
+def behind_connectors(config: JointPPOConfig, declared: DeclaredTeam) -> DeclaredTeam:
+    """What the modules will see of an environment: its spaces as the user's env-to-module pieces leave them."""
+    spec = config.env_spec
+    assert spec is not None
+    env = MultiAgentVector(lambda: make_multi_agent_env(spec, config.env_config), 1, spec.name)
+    try:
+        spaces = env.single_observation_space, env.single_action_space
+        given = {INPUT_ENV_SINGLE_SPACES: spaces}
+        pieces = user_pieces("env_to_module_connector", config._env_to_module_connector, env, given, None)
+        check_rllibs_pieces(config, pieces)
+        pipeline = EnvToModulePipeline(*spaces, connectors=pieces)
+        check_spaces_behind_pieces(pipeline, declared.possible_agents)
+        return DeclaredTeam(
+            declared.possible_agents, dict(pipeline.observation_space.spaces), dict(pipeline.action_space.spaces)
+        )
+    finally:
+        env.close()
+
+
+def _env_spaces(spaces: Any, env: Any) -> tuple[Any, Any]:
+    """Spaces of one environment; RLlib's own runner hands over none beside its environment."""
+    if not spaces:
+        return getattr(env, "single_observation_space", None), getattr(env, "single_action_space", None)
+    return spaces.get(INPUT_ENV_SINGLE_SPACES, spaces.get(INPUT_ENV_SPACES, (None, None)))
