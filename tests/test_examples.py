@@ -132,3 +132,10 @@ def test_the_metrics_of_the_callbacks_are_what_they_say(ray_session, capsys):
         assert share == pytest.approx((rollout.stream(agent).actions[..., 1] == 1).mean())
     returns = result["env_runners"]["agent_episode_returns_mean"].values()
     assert result["return_spread"] == max(returns) - min(returns) > 0
+
+
+def test_self_play_ends_in_a_match(ray_session, capsys):
+    out = run("self_play.py", capsys)
+    assert "iteration    4" in out
+    wins, draws, losses = (numbers(word, out)[-1] for word in ("wins", "draws", "losses"))
+    assert 0.0 < wins <= 1.0 and abs(wins + draws + losses - 1.0) < 0.01

@@ -19,6 +19,7 @@ from thrust_rllib.envs.registry import make_vector_env
 from thrust_rllib.sampling.acting import TeamActor
 from thrust_rllib.sampling.agent_groups import AgentGroup, agent_groups, env_actions
 from thrust_rllib.sampling.episode_shares import episodes_per_environment
+from thrust_rllib.sampling.team_runner import TeamRunner
 
 MAX_ENVS = 256
 Policy = Callable[[Any], Any]  # what a `VectorJointEnv` shows -> the actions it takes
@@ -207,15 +208,22 @@ def team_actor(algo: Any, env: VectorJointEnv, seed: int) -> TeamActor:
     """Acts in `env` with the algorithm's networks and moments of now, and a generator of its own.
 
     Raises:
-        ValueError: the algorithm has no local runner, or the environment does not fit the networks.
+        ValueError: the algorithm has no local runner or connector pieces of its own, or the environment does not fit
+            the networks.
     """
     config, runner = algo.config, algo.env_runner
     if runner is None:
         raise ValueError("the algorithm has no local env runner; set .env_runners(create_local_env_runner=True)")
+    if config._env_to_module_connector is not None or config._module_to_env_connector is not None:
+        raise ValueError(
+            "the team was trained with connector pieces of its own (env_to_module_connector, module_to_env_connector), "
+            "which nothing but RLlib's loop calls; play with algo.evaluate()"
+        )
     module_of = {agent: config.module_for_agent(agent) for agent in env.possible_agents}
     groups = agent_groups(env, module_of, config.normalize_actions, config.clip_actions)
     _check_spaces(groups, runner.get_spaces())
-    return TeamActor(groups, runner.module, runner.normalizer, runner.device, seed=seed)
+    normalizer = runner.normalizer if isinstance(runner, TeamRunner) else None  # RLlib's own runner has none
+    return TeamActor(groups, runner.module, normalizer, runner._device, seed=seed)
 
 
 def _check_agents(env: VectorJointEnv, trained: Mapping[AgentID, Any]) -> None:

@@ -10,6 +10,7 @@ here; everything else, and what callbacks and connectors read, is RLlib's.
 from __future__ import annotations
 
 import copy
+import itertools
 import logging
 import time
 from collections import defaultdict
@@ -230,8 +231,8 @@ class JointEpisode(MultiAgentEpisode):
         """The fragment that goes on from here, with all open steps and rewards.
 
         Args:
-            len_lookback_buffer: number of environment steps that the new fragment can look back to; more where an open
-                step began earlier.
+            len_lookback_buffer: number of steps of each agent that the new fragment can look back to, as far as there
+                are so many; in environment steps that is more where agents wait.
         """
         if self.is_done:
             raise ValueError(f"{self._where()}: the episode is over and cannot go on in another fragment")
@@ -249,9 +250,10 @@ class JointEpisode(MultiAgentEpisode):
         )
         living = [agent for agent in self.agents if agent in self.agent_episodes and agent not in self._ended]
         window = len_lookback_buffer + 1
-        for agent in self._acted_at:
-            data = self.env_t_to_agent_t[agent].data
-            window = max(window, next(i for i in range(1, len(data) + 1) if data[-i] != self.SKIP_ENV_TS_TAG))
+        for agent in living:  # as many of its own observations as asked for, and one that an open step began with
+            newest_first = reversed(self.env_t_to_agent_t[agent].data)
+            observed = (i for i, entry in enumerate(newest_first, 1) if entry != self.SKIP_ENV_TS_TAG)
+            window = max(window, *itertools.islice(observed, len_lookback_buffer + 1))
         for agent in living:
             index = self.env_t_to_agent_t[agent].data[-window:]
             seen = sum(entry != self.SKIP_ENV_TS_TAG for entry in index)

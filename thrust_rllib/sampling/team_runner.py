@@ -86,11 +86,6 @@ class TeamRunner(MultiAgentEnvRunner):
         )
 
     @property
-    def device(self) -> Any:
-        """Where the modules are."""
-        return self._device
-
-    @property
     def normalizer(self) -> ObservationNormalizer | None:
         """What normalises encoded observations, with its current moments."""
         found = self._env_to_module[ObservationNormalizer]
