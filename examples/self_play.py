@@ -3,7 +3,7 @@
     python examples/self_play.py [--seed 0] [--minutes 8] [--refresh 10]
     python examples/self_play.py --smoke                         4 iterations, seconds
 
-The players take turns, so RLlib's episodes are sampled (`sampling="auto"` finds out). A wrapper lets "learner" and
+The players take turns (`takes_turns`), so that RLlib's episodes are sampled. A wrapper lets "learner" and
 "opponent" change seats from episode to episode. `policies_to_train=["learner"]` freezes the opponent; every
 `--refresh` iterations it gets the learner's weights. Illegal moves are masked.
 """
@@ -19,7 +19,7 @@ import numpy as np
 from pettingzoo.classic import connect_four_v3
 
 from thrust_rllib import JointEnv, JointPPO, JointPPOConfig, JointStepResult
-from thrust_rllib.envs.turn_based import AECJointEnv
+from thrust_rllib.envs import AECJointEnv
 from thrust_rllib.evaluation import PlayedEpisodes, play_episodes
 
 LEARNER, OPPONENT = "learner", "opponent"
@@ -27,6 +27,8 @@ LEARNER, OPPONENT = "learner", "opponent"
 
 class RandomSeats(JointEnv):
     """A game of two in which who moves first is drawn for each episode."""
+
+    takes_turns = True
 
     def __init__(self) -> None:
         self.game = AECJointEnv(connect_four_v3.env())
@@ -36,10 +38,6 @@ class RandomSeats(JointEnv):
         self.action_spaces = {agent: self.game.action_spaces[first] for agent in self.possible_agents}
         self.seats = {LEARNER: first, OPPONENT: second}
         self.rng = np.random.default_rng()
-
-    @property
-    def unwrapped(self) -> Any:
-        return self.game.unwrapped
 
     def reset_joint(self, seed: int | None = None) -> dict[str, Any]:
         if seed is not None:

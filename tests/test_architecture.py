@@ -32,7 +32,7 @@ LAYERS: dict[str, list[str]] = {
 }  # fmt: skip
 FACADE = "__init__"
 # Imports inside a function, where two files need each other; everything else is imported at the top.
-LATE = {("config", "algorithm"), ("config_checks", "env_runner"), ("config_checks", "episode_runner")}
+LATE = {("config", "algorithm")}
 
 
 def files() -> dict[str, ast.Module]:

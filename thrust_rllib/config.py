@@ -20,7 +20,7 @@ from ray.util import log_once
 from typing_extensions import Self
 
 from thrust_rllib import doors, pipelines
-from thrust_rllib.config_checks import check_door, check_settings, check_team
+from thrust_rllib.config_checks import check_settings, check_team
 from thrust_rllib.connectors.team_codec import TeamCodec
 from thrust_rllib.cross_agent_losses import CrossAgentLoss
 from thrust_rllib.env_runner import JointEnvRunner
@@ -65,7 +65,8 @@ class JointPPOConfig(PPOConfig):
     | `audit`                     | False      | stop at the first joint row whose agents' steps differ (True where   |
     |                             |            | the environment variable THRUST_RLLIB_AUDIT is 1)                    |
 
-    `.env_runners(…)`: `sampling` ("auto": arrays where they can serve, "arrays"), `normalize_observations` (False).
+    `.env_runners(…)`: `sampling` ("auto": arrays where they can serve, "arrays", "episodes"), `normalize_observations`
+    (False).
     `.multi_agent(policies=…)`: also "per_agent" (default), "shared", {group: [agents]}.
     `.environment(env=…)`: whatever `thrust_rllib.envs.make_vector_env` takes.
 
@@ -98,6 +99,7 @@ class JointPPOConfig(PPOConfig):
         self.team: Team | None = "per_agent"
         self.env_spec: EnvSpec | None = None
         self.declared_team: DeclaredTeam | None = None
+        self.chosen_runner_cls: type | None = None
 
     def _set_seed_recipe(self) -> None:
         self.lr = 3e-4
@@ -230,7 +232,7 @@ class JointPPOConfig(PPOConfig):
 
     @override(PPOConfig)
     def validate(self) -> None:
-        """Checks all options; builds one environment to find its agents and spaces.
+        """Checks all options; makes an environment to find its agents and spaces.
 
         Raises:
             ValueError: see `thrust_rllib.config_checks`.
@@ -242,7 +244,7 @@ class JointPPOConfig(PPOConfig):
         self.env_spec = resolve_env(self.env)
         if not self.in_evaluation:
             self._resolve_team_and_door()
-        check_door(self)
+        doors.check_door(self)
         # RLlib's advice on how to leave its new API stack, which is the only one that the joint trainer runs on.
         log_once(f"{self.algo_class.__name__}_on_new_api_stack")
         super().validate()
@@ -250,7 +252,7 @@ class JointPPOConfig(PPOConfig):
     def _resolve_team_and_door(self) -> None:
         """Gives every agent of the environment its module, and chooses how to sample it.
 
-        One environment is made for it, and closed.
+        An environment is made for it, and closed; another one where the user's connectors change its spaces.
         """
         env = make_vector_env(self.env_spec, dict(self.env_config), 1)
         try:
@@ -264,7 +266,10 @@ class JointPPOConfig(PPOConfig):
                 # function is asked once: the table is the same in every process.
                 self.policies = dict(sorted(self.policies.items()))
                 self.policy_mapping_fn = AgentToModule(table)
-            self.env_runner_cls = doors.runner_class(self, env)
+            # What an earlier validation chose is not the user's choice.
+            given = None if self.env_runner_cls is self.chosen_runner_cls else self.env_runner_cls
+            chosen = doors.runner_class(self, given, env)
+            self.env_runner_cls, self.chosen_runner_cls = chosen, chosen if given is None else None
             declared = DeclaredTeam(agents, dict(env.observation_spaces), dict(env.action_spaces), env.stacked)
         finally:
             env.close()

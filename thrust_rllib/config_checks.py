@@ -6,15 +6,13 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ray.rllib.env.multi_agent_env_runner import MultiAgentEnvRunner
-from ray.rllib.utils import force_list
 from ray.rllib.utils.schedules.scheduler import Scheduler
 from ray.rllib.utils.typing import ModuleID
 
 from thrust_rllib.envs.joint_env import AgentID
 from thrust_rllib.envs.names import nearest
 from thrust_rllib.learner import JointPPOLearner
-from thrust_rllib.unserved_options import ON_EPISODE, check_read_by_arrays, check_served, overridden
+from thrust_rllib.unserved_options import check_served
 
 if TYPE_CHECKING:
     from thrust_rllib.config import JointPPOConfig
@@ -248,53 +246,3 @@ def _check_overrides(config: JointPPOConfig) -> None:
                 f"{where}: critic_lr={own.critic_lr!r}, and for the others {config.critic_lr!r}; a critic optimizer is "
                 f"for every module or for none. Set .training(critic_lr=…), too."
             )
-
-
-def check_door(config: JointPPOConfig) -> None:
-    """Checks what depends on how the runners sample.
-
-    Raises:
-        ValueError: an option that this way of sampling would ignore, or a runner class that cannot serve it.
-    """
-    from thrust_rllib.episode_runner import JointEpisodeRunner
-
-    if not config.samples_episodes:
-        check_read_by_arrays(config)
-        if config.in_evaluation and (reasons := what_needs_episodes(config)):
-            raise ValueError(
-                f"the evaluation's own settings need episodes ({'; '.join(reasons)}), and the training samples arrays; "
-                "set .env_runners(sampling='episodes')"
-            )
-    elif not issubclass(config.env_runner_cls, MultiAgentEnvRunner):
-        raise ValueError(
-            f"env_runner_cls={config.env_runner_cls.__name__} is no MultiAgentEnvRunner; derive it from "
-            "JointEpisodeRunner (RLlib's loop) or JointEnvRunner (arrays)"
-        )
-    elif config.normalize_observations and not issubclass(config.env_runner_cls, JointEpisodeRunner):
-        raise ValueError(
-            f"normalize_observations=True with env_runner_cls={config.env_runner_cls.__name__}: RLlib's own runners do "
-            "not keep what their modules saw. Derive the class from JointEpisodeRunner, or normalise in a connector."
-        )
-
-
-def what_needs_episodes(config: JointPPOConfig) -> list[str]:
-    """What the user set that only sampling by episodes can serve, in words."""
-    from thrust_rllib.env_runner import JointEnvRunner
-    from thrust_rllib.episode_runner import JointEpisodeRunner
-
-    reasons = []
-    own_class = config.env_runner_cls
-    if own_class not in (None, JointEpisodeRunner) and not issubclass(own_class, JointEnvRunner):
-        reasons.append(f"env_runner_cls={own_class.__name__}")
-    if not config.in_evaluation and config.batch_mode != "truncate_episodes":
-        reasons.append(f"batch_mode={config.batch_mode!r}")
-    for name in ("_env_to_module_connector", "_module_to_env_connector", "_learner_connector"):
-        if getattr(config, name) is not None:
-            reasons.append(f"{name[1:]} is set")
-    for name in ON_EPISODE:
-        if getattr(config, f"callbacks_{name}") is not None:
-            reasons.append(f"the callback {name} is set")
-        for cls in force_list(config.callbacks_class):
-            if overridden(cls, [name]):
-                reasons.append(f"{getattr(cls, '__name__', cls)} overrides {name}")
-    return reasons

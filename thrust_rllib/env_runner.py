@@ -19,7 +19,6 @@ from ray.rllib.env.multi_agent_env_runner import MultiAgentEnvRunner
 from ray.rllib.utils.annotations import override
 from ray.rllib.utils.metrics import ENV_STEP_TIMER
 
-from thrust_rllib.connectors.observation_normalizer import ObservationNormalizer
 from thrust_rllib.envs.joint_env import JointStepResult, VectorJointEnv, episode_over, per_agent_flags
 from thrust_rllib.envs.registry import make_vector_env
 from thrust_rllib.joint_batch import AgentID, JointBatch
@@ -111,7 +110,6 @@ class JointEnvRunner(TeamRunner):
 
     def _make_actor(self) -> None:
         self._actor = TeamActor(self._groups, self.module, self.normalizer, self._device, self._next_actor_seed())
-        self._told_raw: set[str] = set()  # modules about whose observations was warned
         self._groups = self._actor.groups
 
     # --- sampling -------------------------------------------------------------------------------------------------
@@ -175,23 +173,11 @@ class JointEnvRunner(TeamRunner):
             self._clock.take(over, len(self.module_of)) if self.config.audit else None,
         )
         if self._actor.normalizer is not None and not self.config.in_evaluation:
-            self._update_moments(self._actor.normalizer, recorder, batch)
+            for index, group in enumerate(self._groups):
+                encoded = recorder.array(index, "encoded")
+                for module_id, mine in group.by_module:
+                    self._let_into_moments(module_id, encoded[:, mine], batch.modules[module_id].present)
         return batch
-
-    def _update_moments(self, normalizer: ObservationNormalizer, recorder: RolloutRecorder, batch: JointBatch) -> None:
-        """Lets the observations of a finished rollout into the moments; what a frozen module sees must not change."""
-        for index, group in enumerate(self._groups):
-            encoded = recorder.array(index, "encoded")
-            for module_id, mine in group.by_module:
-                if self.config.is_trained(module_id):
-                    normalizer.update(module_id, encoded[:, mine], batch.modules[module_id].present)
-                elif not normalizer.moments[module_id].count and module_id not in self._told_raw:
-                    self._told_raw.add(module_id)
-                    logger.warning(
-                        "module %r is not trained and has no moments of observations: with normalize_observations it "
-                        "sees them as they are. Restore it together with its moments (a checkpoint has both).",
-                        module_id,
-                    )
 
     def _check(self, recorder: RolloutRecorder, over: np.ndarray) -> None:
         """Looks at a whole rollout at once."""
@@ -246,13 +232,7 @@ class JointEnvRunner(TeamRunner):
         seeds = None
         if self._needs_initial_reset:
             seeds = self._next_env_seeds()
-        try:
-            observations = self.env.reset_joint(seeds)
-        except (TypeError, ValueError):
-            raise  # what the environment showed contradicts what it declares: said by `thrust_rllib.envs`
-        except Exception as error:
-            raise self._failure("its reset", error) from error
-        self._see(observations)
+        self._see(self._reset_safely(self.env.reset_joint, seeds=seeds))
         self._episode_start = np.ones(self.num_envs, bool)
         self._checks.reset()
         self._clock.reset()

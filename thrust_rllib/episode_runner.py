@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import Counter
 from typing import Any
@@ -14,13 +13,11 @@ from ray.rllib.utils.annotations import override
 from ray.rllib.utils.metrics import ENV_STEP_TIMER
 from ray.rllib.utils.typing import ResultDict
 
-from thrust_rllib.connectors.module_inputs import checked_steps, update_moments, write_bootstrap_inputs
 from thrust_rllib.connectors.team_actions import TeamActions
 from thrust_rllib.envs.multi_agent_vector import MultiAgentVector, make_multi_agent_env
 from thrust_rllib.joint_episode import JointEpisode
+from thrust_rllib.sampling.episode_checks import checked_steps, write_bootstrap_inputs
 from thrust_rllib.sampling.team_runner import TeamRunner
-
-logger = logging.getLogger(__name__)
 
 
 class JointEpisodeRunner(TeamRunner):
@@ -115,7 +112,9 @@ class JointEpisodeRunner(TeamRunner):
         if self.normalizer is not None:
             write_bootstrap_inputs(self.normalizer, steps_of)
             if not self.config.in_evaluation:
-                update_moments(self.normalizer, steps_of, self.config.is_trained)
+                for module_id, (steps, encoded) in steps_of.items():
+                    if encoded is not None:
+                        self._let_into_moments(module_id, encoded[steps.own])
         return episodes
 
     def _seed_actions(self) -> None:
@@ -138,12 +137,7 @@ class JointEpisodeRunner(TeamRunner):
         assert self.env is not None
         seeds = self._next_env_seeds() if self._needs_initial_reset else None
         self._totals.clear()
-        try:
-            return self.env.reset(seed=seeds, options=options)
-        except (TypeError, ValueError):
-            raise  # what the environment showed contradicts what it declares: said by `thrust_rllib.envs`
-        except Exception as error:
-            raise self._failure("its reset", error) from error
+        return self._reset_safely(self.env.reset, seed=seeds, options=options)
 
     @override(MultiAgentEnvRunner)
     def _try_env_step(self, actions: Any) -> Any:

@@ -12,9 +12,9 @@ from ray.rllib.connectors.learner import AddOneTsToEpisodesAndTruncate, LearnerC
 from ray.rllib.connectors.module_to_env import ModuleToEnvPipeline
 from ray.rllib.env import INPUT_ENV_SINGLE_SPACES, INPUT_ENV_SPACES
 
+from thrust_rllib.connectors.env_to_module_pipeline import TeamEnvToModulePipeline
 from thrust_rllib.connectors.episodes_to_joint_batch import EpisodesToJointBatch
 from thrust_rllib.connectors.observation_normalizer import ObservationNormalizer
-from thrust_rllib.connectors.pipelines import TeamEnvToModulePipeline
 from thrust_rllib.connectors.team_actions import TeamActions
 from thrust_rllib.connectors.team_observations import TeamObservations
 from thrust_rllib.connectors.user_pieces import check_rllibs_pieces, check_spaces_behind_pieces, user_pieces

@@ -428,14 +428,14 @@ class Faulty(Team):
         result = super().reset(seed=seed, options=options)
         if self.fault == "reset":
             raise OSError("no connection")
-        return list(result) if self.fault == "reset list" else result
+        return result[0] if self.fault == "reset alone" else result
 
     def step(self, actions):
         observations, rewards, terminated, truncated, infos = super().step(actions)
         if self.t == 3 and self.fault == "raises":
             raise ZeroDivisionError("by hand")
         if self.t == 3 and self.fault == "list":
-            return [observations, rewards, terminated, truncated, infos]
+            return list(observations.values()), rewards, terminated, truncated, infos
         if self.t == 3 and self.fault == "four":
             return observations, rewards, terminated, infos
         if self.t == 3 and self.fault == "agent":
@@ -448,9 +448,9 @@ class Faulty(Team):
 FAULTS = [
     ("raises", r"environment '.*Faulty' failed in a step \(runner 0\): .*ZeroDivisionError: by hand"),
     ("reset", r"environment '.*Faulty' failed in its reset \(runner 0\): .*OSError: no connection"),
-    ("list", "environment '.*Faulty', environment index 0, step 3 of its episode: step returned a list"),
-    ("four", "environment '.*Faulty', environment index 0, step 3.*returned a tuple of .*needed: five dicts"),
-    ("reset list", "environment '.*Faulty', environment index 0, step 0.*reset returned a list; needed: two dicts"),
+    ("list", "environment '.*Faulty', environment index 0, step 3 of its episode: .*returned observations as a list"),
+    ("four", "environment '.*Faulty', environment index 0, step 3.*step returned 4 values; return .observations, rew"),
+    ("reset alone", "environment '.*Faulty', environment index 0, step 0.*reset returned a dict; return .obs.*, infos"),
     ("agent", "environment '.*Faulty', environment index 0, step 3.*agent 'ghost' is not in possible_agents"),
     ("unpaid", "environment '.*Faulty', environment index 0, step .*agent 'b' acted but got no reward"),
 ]

@@ -1,6 +1,6 @@
 """Cases of the collection of reported inputs, through the fast door: the right value, or an error that says what to do.
 
-The numbers are those of the collection. Cases 1 to 9 need agents that join, leave or wait (sampling by episodes).
+The numbers are those of the collection. Cases 1 to 9 are in `test_presence_inputs.py` and `test_general_inputs.py`.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ class EpisodesToJointBatch(ConnectorV2):
 
         Raises:
             ValueError: no step; a reward or observation that is not finite or outside its space; a step without its
-                log-probability; an agent or module that the team does not have.
+                log-probability; an agent that the team does not have.
         """
         fragments = list(self._fragments(episodes))
         if not fragments:

@@ -34,7 +34,6 @@ class TeamActions(ConnectorV2):
         input_action_space: not used.
         codec: the team.
         store_inputs: episodes keep what the modules saw (normalised observations cannot be made again later).
-        device: of the modules.
         **kwargs: for RLlib.
     """
 
@@ -45,26 +44,23 @@ class TeamActions(ConnectorV2):
         *,
         codec: TeamCodec,
         store_inputs: bool = False,
-        device: Any = None,
         **kwargs: Any,
     ) -> None:
         self.codec = codec
         self._store_inputs = store_inputs
-        self._device = torch.device(device or "cpu")
-        self._generator = torch.Generator(self._device)
-        self._generator.manual_seed(torch.initial_seed() % 2**63)  # which RLlib sets per runner
+        self._seed = torch.initial_seed() % 2**63  # which RLlib sets per runner
+        self._generator: torch.Generator | None = None
         super().__init__(input_observation_space, input_action_space, **kwargs)
 
     def seed(self, seed: int) -> None:
         """Restarts the generator that actions are drawn from."""
-        self._generator.manual_seed(seed)
+        self._seed, self._generator = seed, None
 
     @override(ConnectorV2)
     def get_ctor_args_and_kwargs(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return (self.input_observation_space, self.input_action_space), {
             "codec": self.codec,
             "store_inputs": self._store_inputs,
-            "device": self._device,
         }
 
     @override(ConnectorV2)
@@ -83,7 +79,7 @@ class TeamActions(ConnectorV2):
         names += [MODULE_INPUT] if self._store_inputs else []
         columns: list[list[dict[AgentID, Any]]] = [[{} for _ in episodes] for _ in names]
         acting: dict[ModuleID, Acting] = shared_data[ACTING]
-        with torch.no_grad(), drawing_from(self._generator):
+        with torch.no_grad(), drawing_from(self._drawing(batch)):
             chosen = {m: self._choose(rl_module[m], batch[m], acting[m], explore) for m in acting}
         for module_id, (actions, logp) in chosen.items():
             mine = acting[module_id]
@@ -95,6 +91,15 @@ class TeamActions(ConnectorV2):
                 for (env_index, agent), value in zip(mine.rows, rows, strict=True):
                     by_env[env_index][agent] = value
         return dict(zip(names, columns, strict=True))
+
+    def _drawing(self, batch: dict[ModuleID, dict[str, torch.Tensor]]) -> torch.Generator:
+        """The generator of the device that the modules are on."""
+        tensors = (x for outputs in batch.values() for x in outputs.values() if isinstance(x, torch.Tensor))
+        device = next((x.device for x in tensors), torch.device("cpu"))
+        if self._generator is None or self._generator.device != device:
+            self._generator = torch.Generator(device)
+            self._generator.manual_seed(self._seed)
+        return self._generator
 
     @staticmethod
     def _choose(

@@ -109,10 +109,10 @@ def takes_turns(env: JointEnv) -> bool:
         env: what `make_joint_env` or `to_joint_env` gives.
 
     Returns:
-        True for a PettingZoo `AECEnv`, and for an RLlib `MultiAgentEnv` whose `reset`, which is called here, shows
-        only some of its agents; False for others.
+        True where the environment says so (`JointEnv.takes_turns`; PettingZoo's `AECEnv`), and for an RLlib
+        `MultiAgentEnv` whose `reset`, which is called here, shows only some of its agents; False for others.
     """
-    if is_aec(type(env.unwrapped)):
+    if env.takes_turns:
         return True
     return is_rllib(type(env.unwrapped)) and len(env.reset_joint()) < len(env.possible_agents)
 

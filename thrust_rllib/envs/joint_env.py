@@ -19,11 +19,6 @@ import numpy as np
 
 AgentID = str | int
 
-GENERAL_DOOR = (
-    "Agents that wait, as in turn-based environments, need RLlib's episodes to be trained: "
-    '.env_runners(sampling="episodes").'
-)
-
 
 @dataclass(init=False, eq=False, slots=True)
 class JointStepResult:
@@ -111,6 +106,7 @@ class _Spaces:
     state_space: gym.Space | None = None
     metadata: dict[str, Any] = {}
     render_mode: str | None = None
+    takes_turns: bool = False  # agents wait while others act: only RLlib's episodes can train them
 
     def state(self) -> np.ndarray:
         """The global state, [S] (one environment) or [E, S]: for a critic that sees more than its agent."""
@@ -144,6 +140,7 @@ class JointEnv(_Spaces, ABC):
     | `observation_spaces`, `action_spaces` | dicts agent -> gymnasium space; agents may differ |
     | `reset_joint(seed)` | starts an episode, returns {agent: observation} |
     | `step_joint(actions)` | {agent: action} -> `JointStepResult` |
+    | `takes_turns` | True: agents wait while others act, and RLlib's episodes are sampled to train them |
     | `state`, `get_state`, `set_state`, `render`, `close`, `metadata` | optional |
 
     In the plain case all agents have an entry in everything, act in every step and end together. Agents may also join

@@ -15,7 +15,10 @@ from thrust_rllib.envs.adapt import call
 from thrust_rllib.envs.batching import ObservationCopy
 from thrust_rllib.envs.joint_env import AgentID
 from thrust_rllib.envs.registry import EnvSpec, make_joint_env
+from thrust_rllib.envs.returned import returned_dicts
 from thrust_rllib.envs.rllib import ALL, JointEnvMultiAgentEnv, agent_order
+
+_STEP = ("observations", "rewards", "terminateds", "truncateds", "infos")
 
 
 def make_multi_agent_env(spec: EnvSpec, env_config: Mapping[str, Any]) -> MultiAgentEnv:
@@ -52,7 +55,6 @@ class MultiAgentVector(VectorMultiAgentEnv):
         self.possible_agents: list[AgentID] = agent_order(first)
         self.observation_spaces = {agent: first.get_observation_space(agent) for agent in self.possible_agents}
         self.action_spaces = {agent: first.get_action_space(agent) for agent in self.possible_agents}
-        self.single_observation_spaces, self.single_action_spaces = self.observation_spaces, self.action_spaces
         self.single_observation_space = _dict_space(self.observation_spaces)
         self.single_action_space = _dict_space(self.action_spaces)
         self.observation_space, self.action_space = self.single_observation_space, self.single_action_space
@@ -77,11 +79,7 @@ class MultiAgentVector(VectorMultiAgentEnv):
             result = self.envs[index].reset(seed=seed, options=options)
         except Exception as error:
             raise RuntimeError(f"{self._where(index)}: {type(error).__name__}: {error}") from error
-        if not (isinstance(result, tuple) and len(result) == 2 and all(isinstance(x, Mapping) for x in result)):
-            raise TypeError(
-                f"{self._where(index)}: reset returned {_kinds(result)}; needed: two dicts by agent, (observations, "
-                "infos)"
-            )
+        result = self._dicts(index, "reset", result, ("observations", "infos"))
         if not result[0]:
             raise ValueError(f"{self._where(index)}: reset showed no agent anything; at least one must act first")
         self._living[index], self._ended[index] = set(result[0]), set()
@@ -101,11 +99,7 @@ class MultiAgentVector(VectorMultiAgentEnv):
             result = self.envs[index].step(actions)
         except Exception as error:
             raise RuntimeError(f"{self._where(index)}: {type(error).__name__}: {error}") from error
-        if not (isinstance(result, tuple) and len(result) == 5 and all(isinstance(x, Mapping) for x in result)):
-            raise TypeError(
-                f"{self._where(index)}: step returned {_kinds(result)}; needed: five dicts by agent, (observations, "
-                "rewards, terminateds, truncateds, infos)"
-            )
+        result = self._dicts(index, "step", result, _STEP)
         observations, rewards, terminateds, truncateds, infos = result
         observations = self._own(index, observations)
         if any(terminateds.values()) or any(truncateds.values()) or ALL not in terminateds:
@@ -151,6 +145,12 @@ class MultiAgentVector(VectorMultiAgentEnv):
         by_end = over and any(terminateds.values())
         return {**terminateds, ALL: by_end}, {**truncateds, ALL: over and not by_end}
 
+    def _dicts(self, index: int, method: str, returned: Any, names: Sequence[str]) -> tuple[Any, ...]:
+        try:
+            return returned_dicts(self.envs[index].unwrapped, method, returned, names)
+        except TypeError as error:
+            raise TypeError(f"{self._where(index)}: {error}") from None
+
     def _where(self, index: int) -> str:
         return f"environment {self.name!r}, environment index {index}, step {self._steps[index]} of its episode"
 
@@ -167,9 +167,3 @@ class MultiAgentVector(VectorMultiAgentEnv):
 def _dict_space(spaces: dict[Any, gym.Space]) -> gym.spaces.Dict:
     """By agent id, which may be a number."""
     return gym.spaces.Dict(spaces)
-
-
-def _kinds(result: Any) -> str:
-    if isinstance(result, tuple):
-        return f"a tuple of {[type(x).__name__ for x in result]}"
-    return f"a {type(result).__name__}"

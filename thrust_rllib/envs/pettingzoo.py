@@ -10,9 +10,10 @@ import numpy as np
 from pettingzoo import ParallelEnv
 
 from thrust_rllib.envs.action_masks import InfoMasks
-from thrust_rllib.envs.extras import pick_extras, returned_dicts
+from thrust_rllib.envs.extras import pick_extras
 from thrust_rllib.envs.joint_env import AgentID, JointEnv, JointStepResult, VectorJointEnv
 from thrust_rllib.envs.presence import EpisodeAgents
+from thrust_rllib.envs.returned import returned_dicts
 from thrust_rllib.envs.single import SingleJointEnv
 
 _RESET = ("observations", "infos")

@@ -1,4 +1,4 @@
-"""RLlib multi-agent environments as joint environments, and back; the only file here that imports Ray."""
+"""RLlib multi-agent environments as joint environments, and back; one of two files here that import Ray."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import gymnasium as gym
 from ray.rllib.env.multi_agent_env import MultiAgentEnv
 from ray.rllib.utils.annotations import override
 
-from thrust_rllib.envs.extras import pick_extras, returned_dicts
+from thrust_rllib.envs.extras import pick_extras
 from thrust_rllib.envs.joint_env import AgentID, JointEnv, JointStepResult, VectorJointEnv
 from thrust_rllib.envs.presence import EpisodeAgents
+from thrust_rllib.envs.returned import returned_dicts
 from thrust_rllib.envs.single import SingleJointEnv
 
 ALL = "__all__"

@@ -14,7 +14,7 @@ from gymnasium.wrappers import PassiveEnvChecker
 from thrust_rllib.envs.extras import pick_extras
 from thrust_rllib.envs.joint_env import AgentID, JointEnv, JointStepResult
 from thrust_rllib.envs.late_rewards import LateRewards
-from thrust_rllib.envs.spaces import map_space
+from thrust_rllib.envs.spaces import element_nearest_zero, map_space
 
 
 def is_tuple_style(env: gym.Env) -> bool:
@@ -75,7 +75,7 @@ class TupleJointEnv(JointEnv):
         self._render_takes_mode = "mode" in inspect.signature(env.unwrapped.render).parameters
         self._extras = tuple(extras_from_infos)
         self._late = LateRewards(self.name)
-        self._idle = {agent: _zeros(space) for agent, space in self.action_spaces.items()}
+        self._idle = {agent: map_space(space, element_nearest_zero) for agent, space in self.action_spaces.items()}
         self.infos: dict[AgentID, Any] = {}
         self._ended: set[AgentID] = set()
 
@@ -194,18 +194,3 @@ def _without_checker(env: gym.Env) -> gym.Env:
 def _are_infos(infos: Any) -> bool:
     each = infos if isinstance(infos, (list, tuple)) else [infos]
     return all(isinstance(info, Mapping) for info in each)
-
-
-def _zeros(space: gym.Space) -> Any:
-    """The element with the smallest numbers, or zeros: what an agent that has ended is said to do."""
-
-    def leaf(part: gym.Space) -> Any:
-        if isinstance(part, spaces.Discrete):
-            return np.int64(part.start)
-        if isinstance(part, spaces.MultiDiscrete):
-            return np.array(part.start, dtype=part.dtype)
-        if isinstance(part, spaces.Box):
-            return np.clip(np.zeros(part.shape, part.dtype), part.low, part.high)
-        return np.zeros(part.shape or (), part.dtype)
-
-    return map_space(space, leaf)

@@ -50,6 +50,8 @@ class AECJointEnv(JointEnv):
         TypeError: no `AECEnv`.
     """
 
+    takes_turns = True
+
     def __init__(
         self, env: AECEnv | Callable[..., AECEnv], *, extras_from_infos: Sequence[str] = (), **env_config: Any
     ) -> None:

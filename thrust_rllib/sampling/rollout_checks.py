@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from thrust_rllib.envs.action_masks import without_choice
-from thrust_rllib.envs.joint_env import GENERAL_DOOR
 from thrust_rllib.joint_batch import AgentID
 from thrust_rllib.sampling.agent_groups import AgentGroup
 
@@ -73,7 +72,8 @@ class RolloutChecks:
             raise ValueError(
                 f"environment {self._env!r}: agent {self._agents[agent]!r} {what} in environment index {e}, step {t} "
                 "of this rollout. Here agents act from their first observation until they are terminated or truncated, "
-                f"and are paid for these steps. {GENERAL_DOOR}"
+                "and are paid for these steps. Agents that wait, as in turn-based environments, need RLlib's episodes "
+                'to be trained: .env_runners(sampling="episodes").'
             )
 
     def observations(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,8 @@ from thrust_rllib.connectors.observation_normalizer import ObservationNormalizer
 from thrust_rllib.joint_batch import AgentID, ModuleID
 from thrust_rllib.sampling.episode_statistics import EpisodeStatistics
 
+logger = logging.getLogger(__name__)
+
 
 class TeamRunner(MultiAgentEnvRunner):
     """Base of the runners; a subclass makes the environments and samples.
@@ -49,6 +52,7 @@ class TeamRunner(MultiAgentEnvRunner):
             self._env_seeds, self._actor_seeds = (
                 np.random.default_rng(s) for s in np.random.SeedSequence(entropy).spawn(2)
             )
+        self._told_raw: set[ModuleID] = set()  # modules about whose observations was warned
         self._needs_initial_reset = True
 
     def _next_env_seeds(self) -> list[int]:
@@ -100,6 +104,35 @@ class TeamRunner(MultiAgentEnvRunner):
             f"environment {self._env_name!r} failed in {moment} (runner {self.worker_index or 0}): "
             f"{type(error).__name__}: {error}"
         )
+
+    def _let_into_moments(self, module_id: ModuleID, obs: np.ndarray, present: np.ndarray | None = None) -> None:
+        """Lets encoded observations of a finished rollout into the moments; what a frozen module sees must not change.
+
+        Args:
+            module_id: whose.
+            obs: […, *shape].
+            present: bool […], rows that count; None for all.
+        """
+        normalizer = self.normalizer
+        assert normalizer is not None
+        if self.config.is_trained(module_id):
+            normalizer.update(module_id, obs, present)
+        elif not normalizer.moments[module_id].count and module_id not in self._told_raw:
+            self._told_raw.add(module_id)
+            logger.warning(
+                "module %r is not trained and has no moments of observations: with normalize_observations it sees them "
+                "as they are. Restore it together with its moments (a checkpoint has both).",
+                module_id,
+            )
+
+    def _reset_safely(self, reset: Callable[..., Any], **arguments: Any) -> Any:
+        """Resets the environments; what goes wrong in them is named."""
+        try:
+            return reset(**arguments)
+        except (TypeError, ValueError):
+            raise  # what the environment showed contradicts what it declares: said by `thrust_rllib.envs`
+        except Exception as error:
+            raise self._failure("its reset", error) from error
 
     # --- metrics --------------------------------------------------------------------------------------------------
 

@@ -1,20 +1,16 @@
-"""What a runner of the general door does with a finished rollout: checks, and the moments of observations."""
+"""What a runner of the general door looks at in a finished rollout, and what it leaves in the episodes."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
-from ray.util import log_once
 
 from thrust_rllib.connectors.agent_steps import ModuleSteps
 from thrust_rllib.connectors.observation_normalizer import ObservationNormalizer
 from thrust_rllib.connectors.team_codec import TeamCodec
 from thrust_rllib.joint_batch import ModuleID
 from thrust_rllib.joint_episode import JointEpisode
-
-logger = logging.getLogger(__name__)
 
 
 def checked_steps(
@@ -54,21 +50,3 @@ def write_bootstrap_inputs(
             for piece, row in zip(steps.pieces, inputs, strict=True):
                 if isinstance(piece.episode, JointEpisode):
                     piece.episode.bootstrap_inputs[piece.agent] = row
-
-
-def update_moments(
-    normalizer: ObservationNormalizer,
-    steps_of: dict[ModuleID, tuple[ModuleSteps, np.ndarray | None]],
-    is_trained: Callable[[ModuleID], bool],
-) -> None:
-    """Lets the observations of a finished rollout into the moments; what a frozen module sees must not change."""
-    for module_id, (steps, encoded) in steps_of.items():
-        if is_trained(module_id):
-            if encoded is not None:
-                normalizer.update(module_id, encoded[steps.own])
-        elif not normalizer.moments[module_id].count and log_once(f"thrust_rllib_raw_{module_id}"):
-            logger.warning(
-                "module %r is not trained and has no moments of observations: with normalize_observations it sees them "
-                "as they are. Restore it together with its moments (a checkpoint has both).",
-                module_id,
-            )

@@ -1,0 +1,26 @@
+"""The form of what environments of other libraries return."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from thrust_rllib.envs.joint_env import AgentID
+
+
+def returned_dicts(env: Any, method: str, returned: Any, names: Sequence[str]) -> tuple[Mapping[AgentID, Any], ...]:
+    """What `env.reset` or `env.step` returned, if it is one dict by agent for each of `names`.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    if not isinstance(returned, (tuple, list)) or len(returned) != len(names):
+        what = f"{len(returned)} values" if isinstance(returned, (tuple, list)) else f"a {type(returned).__name__}"
+        raise TypeError(f"{type(env).__name__}.{method} returned {what}; return ({', '.join(names)})")
+    for name, given in zip(names, returned, strict=True):
+        if type(given) is not dict and not isinstance(given, Mapping):
+            raise TypeError(
+                f"{type(env).__name__}.{method} returned {name} as a {type(given).__name__}; return a dict agent -> "
+                "value"
+            )
+    return tuple(returned)
