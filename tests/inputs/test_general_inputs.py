@@ -677,11 +677,11 @@ class Wrong(Told):
 @pytest.mark.parametrize(
     "form, message",
     [
-        ("lists", r"'Wrong', environment index 0, step 1 .*\['list', .*needed: five dicts by agent"),
-        ("four", "'Wrong', environment index 0, step 1 .*needed: five dicts by agent"),
-        ("none", "'Wrong', environment index 0, step 1 .*step returned a NoneType; needed: five dicts by agent"),
-        ("bool", "'Wrong', environment index 0, step 1 .*needed: five dicts by agent"),
-        ("number", "'Wrong', environment index 0, step 1 .*needed: five dicts by agent"),
+        ("lists", "'Wrong', environment index 0, step 1 .*returned observations as a list; return a dict agent -> val"),
+        ("four", "'Wrong', environment index 0, step 1 .*step returned 4 values; return .observations, rewards, ter"),
+        ("none", "'Wrong', environment index 0, step 1 .*step returned a NoneType; return .observations, rewards, te"),
+        ("bool", "'Wrong', environment index 0, step 1 .*returned terminateds as a bool; return a dict agent -> val"),
+        ("number", "'Wrong', environment index 0, step 1 .*returned rewards as a float; return a dict agent -> value"),
         ("unknown", "'Wrong', environment index 0, step 1 .*agent 'a7' is not in possible_agents .*'a0', 'a1'"),
     ],
 )
