@@ -95,7 +95,7 @@ def test_only_rows_with_all_agents(ray_session):
 
 def test_agents_that_never_meet_are_an_error(ray_session):
     algo = algorithm(Leaving, env_config={"never": True})
-    with pytest.raises(ValueError, match="all agents acted in 0 of"):
+    with pytest.raises(ValueError, match="there was none in which all agents acted"):
         fresh_features(algo, 2)
     algo.stop()
 

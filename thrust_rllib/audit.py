@@ -5,11 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from thrust_rllib.joint_batch import AlignmentError
 from thrust_rllib.joint_rows import JointRows
-
-
-class AlignmentError(RuntimeError):
-    """Agents of one joint row disagree on where it comes from, or an epoch reads a row twice."""
 
 
 class Audit:

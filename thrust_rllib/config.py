@@ -100,6 +100,7 @@ class JointPPOConfig(PPOConfig):
         self.env_spec: EnvSpec | None = None
         self.declared_team: DeclaredTeam | None = None
         self.chosen_runner_cls: type | None = None
+        self.door = ""  # which way environments are sampled, and why
 
     def _set_seed_recipe(self) -> None:
         self.lr = 3e-4
@@ -268,7 +269,7 @@ class JointPPOConfig(PPOConfig):
                 self.policy_mapping_fn = AgentToModule(table)
             # What an earlier validation chose is not the user's choice.
             given = None if self.env_runner_cls is self.chosen_runner_cls else self.env_runner_cls
-            chosen = doors.runner_class(self, given, env)
+            chosen, self.door = doors.runner_class(self, given, env)
             self.env_runner_cls, self.chosen_runner_cls = chosen, chosen if given is None else None
             declared = DeclaredTeam(agents, dict(env.observation_spaces), dict(env.action_spaces), env.stacked)
         finally:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def runner_class(config: JointPPOConfig, given: type | None, env: VectorJointEnv) -> type:
-    """The runners' class, by what was set and by the environment; says in the log which and why.
+def runner_class(config: JointPPOConfig, given: type | None, env: VectorJointEnv) -> tuple[type, str]:
+    """The runners' class, by what was set and by the environment, and a line that says which and why; it is logged.
 
     Args:
         config: its `sampling` and whatever needs episodes.
@@ -38,6 +38,13 @@ def runner_class(config: JointPPOConfig, given: type | None, env: VectorJointEnv
     if config.sampling == "auto" and isinstance(env, SyncVectorJointEnv) and takes_turns(env.envs[0]):
         name = config.env_spec.name if config.env_spec else config.env
         reasons.append(f"the agents of environment {name!r} take turns, or some come late")
+        if config.cross_agent_losses:
+            logger.warning(
+                "environment %r: where only one agent acts at a time, no joint row holds two, and cross_agent_losses "
+                "%s couple nobody",
+                name,
+                sorted(config.cross_agent_losses),
+            )
     if config.sampling == "arrays" and reasons:
         raise ValueError(
             f"sampling='arrays' cannot serve this: {'; '.join(reasons)}. Leave sampling at 'auto', or set 'episodes'."
@@ -50,13 +57,11 @@ def runner_class(config: JointPPOConfig, given: type | None, env: VectorJointEnv
             "the class from JointEpisodeRunner."
         )
     chosen = given or (JointEpisodeRunner if reasons else JointEnvRunner)
-    logger.info(
-        "sampling by %s (%s): %s",
-        "arrays" if issubclass(chosen, JointEnvRunner) else "episodes",
-        chosen.__name__,
-        "; ".join(reasons) or "nothing in the configuration or the environment needs episodes",
-    )
-    return chosen
+    way = "arrays" if issubclass(chosen, JointEnvRunner) else "episodes"
+    why = "; ".join(reasons) or "nothing in the configuration or the environment needs episodes"
+    line = f"sampling by {way} ({chosen.__name__}): {why}"
+    logger.info(line)
+    return chosen, line
 
 
 def what_needs_episodes(config: JointPPOConfig) -> list[str]:

@@ -24,7 +24,7 @@ from thrust_rllib.envs.registry import make_vector_env
 from thrust_rllib.joint_batch import AgentID, JointBatch
 from thrust_rllib.sampling.acting import TeamActor
 from thrust_rllib.sampling.agent_groups import agent_groups, env_actions
-from thrust_rllib.sampling.episode_clock import EpisodeClock
+from thrust_rllib.sampling.episode_clock import EpisodeClock, origins
 from thrust_rllib.sampling.episode_shares import episodes_per_environment
 from thrust_rllib.sampling.rollout import RolloutRecorder
 from thrust_rllib.sampling.rollout_checks import RolloutChecks
@@ -140,13 +140,20 @@ class JointEnvRunner(TeamRunner):
         """Plays and records `num_steps` steps in every environment; the episodes go on in the next call."""
         recorder = RolloutRecorder(self._groups, num_steps, self.num_envs)
         self._actor.take_weights()
+        start = self._clock.now()
         over = np.zeros((num_steps, self.num_envs), bool)
         times = np.zeros(num_steps)
         env_seconds = 0.0
         for t in range(num_steps):
             episode_start = self._episode_start
             acted = self._actor.act(self._encoded, self._masks, explore, random_actions)
-            recorder.record_acted(t, self._encoded if self._actor.normalizer else None, self._masks, acted)
+            recorder.record_acted(
+                t,
+                self._encoded if self._actor.normalizer else None,
+                self._masks,
+                acted,
+                self._seen_at if self.config.audit else None,
+            )
             actions = env_actions(self._groups, [done.actions for done in acted])
             before = time.perf_counter()
             result = self._step_env(actions, t)
@@ -170,7 +177,7 @@ class JointEnvRunner(TeamRunner):
                 self._actor.logp(index, recorder.array(index, "logits"), recorder.array(index, "actions"))
                 for index in range(len(self._groups))
             ],
-            self._clock.take(over, len(self.module_of)) if self.config.audit else None,
+            origins(start, over) if self.config.audit else None,
         )
         if self._actor.normalizer is not None and not self.config.in_evaluation:
             for index, group in enumerate(self._groups):
@@ -232,10 +239,11 @@ class JointEnvRunner(TeamRunner):
         seeds = None
         if self._needs_initial_reset:
             seeds = self._next_env_seeds()
-        self._see(self._reset_safely(self.env.reset_joint, seeds=seeds))
+        observations = self._reset_safely(self.env.reset_joint, seeds=seeds)
+        self._clock.reset()
+        self._see(observations)
         self._episode_start = np.ones(self.num_envs, bool)
         self._checks.reset()
-        self._clock.reset()
         self._statistics.reset(time.perf_counter())
         self._needs_initial_reset = False
 
@@ -243,6 +251,7 @@ class JointEnvRunner(TeamRunner):
         """Encodes what the environment shows next."""
         self._encoded = [group.encode(observations) for group in self._groups]
         self._masks = [group.masks(observations) for group in self._groups]
+        self._seen_at = self._clock.now()
 
     def _advance(self, result: JointStepResult) -> np.ndarray:
         """Takes over the next observations; returns which environments are over, bool [E]."""
@@ -250,6 +259,7 @@ class JointEnvRunner(TeamRunner):
         result.terminated = per_agent_flags(result.terminated, *shape)
         result.truncated = per_agent_flags(result.truncated, *shape)
         over = episode_over(result.terminated, result.truncated, result.present, result.over)
+        self._clock.advance(over)
         self._see(result.observations)
         self._episode_start = over
         return over

@@ -7,6 +7,7 @@ from collections import Counter
 from typing import Any
 
 import numpy as np
+from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.rllib.env import INPUT_ENV_SINGLE_SPACES, INPUT_ENV_SPACES
 from ray.rllib.env.multi_agent_env_runner import MultiAgentEnvRunner
 from ray.rllib.utils.annotations import override
@@ -45,6 +46,10 @@ class JointEpisodeRunner(TeamRunner):
         )
         self._set_team(self.env.possible_agents, self.env.num_envs)
         self._tried_steps = 0
+        self._evaluates = False
+        self._tells_ends = self.config.callbacks_on_episode_end is not None or any(
+            type(callback).on_episode_end is not RLlibCallback.on_episode_end for callback in self._callbacks
+        )
         self._totals: dict[str, Any] = {}  # of episodes that go on
         self.spaces = {
             INPUT_ENV_SPACES: (self.env.observation_space, self.env.action_space),
@@ -79,7 +84,8 @@ class JointEpisodeRunner(TeamRunner):
     @override(MultiAgentEnvRunner)
     def sample(self, *, num_episodes: int | None = None, **kwargs: Any) -> list[JointEpisode]:
         """As RLlib's; asked for a number of episodes (an evaluation), the metrics are means over all of them."""
-        if self.config.in_evaluation or num_episodes is not None:
+        self._evaluates = self.config.in_evaluation or num_episodes is not None
+        if self._evaluates:
             self._statistics.start_evaluation()
         return super().sample(num_episodes=num_episodes, **kwargs)
 
@@ -89,7 +95,11 @@ class JointEpisodeRunner(TeamRunner):
         if self.normalizer is not None and self._cached_to_module:
             # Normalised at the end of the last rollout, before that entered the moments.
             self.normalizer(batch=self._cached_to_module, shared_data=self._shared_data)
-        episodes: list[JointEpisode] = super()._sample(**kwargs)
+        try:
+            episodes: list[JointEpisode] = super()._sample(**kwargs)
+        except Exception:
+            self._needs_initial_reset = True  # RLlib's loop left in the middle of a step cannot go on
+            raise
         acted: Counter[Any] = Counter()
         for episode in episodes:
             acted.update(episode.acted)
@@ -103,6 +113,8 @@ class JointEpisodeRunner(TeamRunner):
             if count:
                 counter.inc(count)
         self._tried_steps = 0
+        if not self._tells_ends:
+            self._ongoing_episodes_for_metrics.clear()  # RLlib keeps every fragment of an episode for that callback
         steps_of = checked_steps(
             self.config.team_codec(),
             episodes,
@@ -111,7 +123,7 @@ class JointEpisodeRunner(TeamRunner):
         )
         if self.normalizer is not None:
             write_bootstrap_inputs(self.normalizer, steps_of)
-            if not self.config.in_evaluation:
+            if not self._evaluates:
                 for module_id, (steps, encoded) in steps_of.items():
                     if encoded is not None:
                         self._let_into_moments(module_id, encoded[steps.own])

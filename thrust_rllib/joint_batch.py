@@ -17,6 +17,10 @@ from thrust_rllib.envs.joint_env import AgentID as AgentID  # named here, too, f
 ModuleID = str
 
 
+class AlignmentError(RuntimeError):
+    """The audit's: agents of one joint row disagree on where it comes from, or a row is read too often."""
+
+
 @dataclass
 class ModuleStreams:
     """The agents that one module plays, their streams side by side.

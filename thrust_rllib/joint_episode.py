@@ -117,7 +117,7 @@ class JointEpisode(MultiAgentEpisode):
         self.env_t += 1
         self._check_known(observations, rewards)
         if extras := (infos.get(COMMON) or {}).get(EXTRAS):
-            self.extras[now] = extras
+            self.extras[now] = copy.deepcopy(extras)  # an environment may write the next ones into the same dict
 
         stepped, acting = [], []
         for agent in self.agents:

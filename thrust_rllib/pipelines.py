@@ -38,7 +38,9 @@ def env_to_module(config: JointPPOConfig, env: Any, spaces: Any, device: Any) ->
     if config.samples_episodes:
         codec = config.team_codec()
         pieces += user_pieces("env_to_module_connector", config._env_to_module_connector, env, spaces, device)
-        pieces.append(TeamObservations(codec=codec, device=device))
+        # Who writes observations into the batch has to do the same in the learner, and they cannot be normalised.
+        written = config._learner_connector is not None and not config.normalize_observations
+        pieces.append(TeamObservations(codec=codec, device=device, takes_written=written))
         shapes = {m: c.encoder.encoded_space.shape for m, c in codec.modules.items()}
     else:
         shapes = {m: spaces[m][0].shape for m in config.policies if m in (spaces or {})}
@@ -52,7 +54,14 @@ def module_to_env(config: JointPPOConfig, env: Any, spaces: Any) -> ModuleToEnvP
     pieces: list[Any] = []
     if config.samples_episodes:
         pieces += user_pieces("module_to_env_connector", config._module_to_env_connector, env, spaces)
-        pieces.append(TeamActions(codec=config.team_codec(), store_inputs=config.normalize_observations))
+        pieces.append(
+            TeamActions(
+                codec=config.team_codec(),
+                store_inputs=config.normalize_observations,
+                store_outputs=bool(pieces),
+                audit=config.audit,
+            )
+        )
     return ModuleToEnvPipeline(*_env_spaces(spaces, env), connectors=pieces)
 
 

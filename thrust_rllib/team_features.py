@@ -23,6 +23,7 @@ from thrust_rllib.sampling.agent_groups import env_actions
 
 _ROWS_OF_A_FORWARD = 512  # images of a large team would not fit into memory at once
 _PATIENCE = 20  # rows played for each one that is asked for
+_FIRST_PATIENCE = 5_000  # rows played until the first one must have come
 
 
 class NoFeaturesError(ValueError):
@@ -136,6 +137,8 @@ def _collect(
     parts: dict[AgentID, list[np.ndarray]] = {agent: [] for group in actor.groups for agent in group.agents}
     found = played = 0
     while found < num_rows:
+        if not found and played >= _FIRST_PATIENCE:
+            raise ValueError(f"in {played} steps there was none in which all agents acted: they share no joint row")
         if played >= _PATIENCE * max(num_rows, _ROWS_OF_A_FORWARD):
             raise ValueError(
                 f"all agents acted in {found} of {played} steps; needed: {num_rows} such steps. Ask for fewer rows"

@@ -121,8 +121,8 @@ def mapped_table(
             module_id = mapping(agent, None)
         except Exception as error:
             raise ValueError(
-                f"policy_mapping_fn({agent!r}, None) failed with {type(error).__name__}: {error}. Arrays need one "
-                "module per agent for the whole run: let the function decide by the agent id alone."
+                f"policy_mapping_fn({agent!r}, None) failed with {type(error).__name__}: {error}. One module plays "
+                "an agent for the whole run: let the function decide by the agent id alone."
             ) from error
         if module_id not in policies:
             raise ValueError(

@@ -14,8 +14,10 @@ from thrust_rllib.command_line.training_progress import duration, number
 from thrust_rllib.command_line.training_run import ERROR_FILE, Outcome
 
 OTHER_NAMES = {
-    "pettingzoo:<module>": "a PettingZoo parallel environment, e.g. pettingzoo:mpe2.simple_spread_v3",
-    "gymnasium:<id>": "a Gymnasium environment as a team of one, e.g. gymnasium:CartPole-v1",
+    "pettingzoo:<module>": "a PettingZoo environment, e.g. pettingzoo:mpe2.simple_spread_v3 (all act together) or "
+    "pettingzoo:connect_four_v3 (turns)",
+    "gymnasium:<id>": "a Gymnasium environment: a team of one, e.g. gymnasium:CartPole-v1, or tuple-style, e.g. "
+    "gymnasium:lbforaging:Foraging-8x8-2p-2f-coop-v3",
     "<module>:<callable>": "a class or function of your own, e.g. my_package.my_env:MyEnv",
 }
 MAX_AGENTS_LISTED = 16

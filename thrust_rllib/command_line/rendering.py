@@ -144,13 +144,12 @@ def filmed_env(spec: EnvSpec, env_config: Mapping[str, Any], frames: Frames) -> 
     """
     env = make_vector_env(spec, dict(env_config), 1)
     if env.render_mode != RGB_ARRAY:
+        env.close()  # before another is made: closing may take down what they draw with together
         try:
-            drawing = make_vector_env(spec, {**env_config, "render_mode": RGB_ARRAY}, 1)
+            env = make_vector_env(spec, {**env_config, "render_mode": RGB_ARRAY}, 1)
         except Exception as error:  # it may draw all the same
             frames.refused = f". With render_mode={RGB_ARRAY!r} in its env_config: {type(error).__name__}: {error}"
-        else:
-            env.close()
-            env = drawing
+            env = make_vector_env(spec, dict(env_config), 1)
     env.reset_joint([0])
     frames.picture(env.render)  # an early error
     if not isinstance(env, SyncVectorJointEnv):

@@ -60,6 +60,9 @@ def _train(console: Console, options: TrainOptions, limit: Limit, config: Any, a
         view.message(f"training {options.env}: {limit}, {seed}, networks {', '.join(agents)}; into {folder.shown}")
     try:
         with view, _messages_in(view):
+            logging.getLogger("thrust_rllib").info(algo.config.door)
+            if algo.config.samples_episodes:
+                view.message(algo.config.door)
             outcome = run_training(
                 algo,
                 folder,

@@ -13,7 +13,7 @@ from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.spaces.space_utils import BatchedNdArray
 
-from thrust_rllib.connectors.team_actions import MODULE_INPUT
+from thrust_rllib.connectors.team_actions import ACTED_AT, MODULE_INPUT
 from thrust_rllib.connectors.team_codec import ModuleCodec
 from thrust_rllib.envs.action_masks import without_choice
 from thrust_rllib.joint_batch import AgentID, ModuleID
@@ -32,10 +32,11 @@ class AgentSteps:
     | observations | [R + 1, …]  | stacked as `ModuleCodec.stack` does; the last one is what follows      |
     | inputs       | [R + 1, …]  | what the module saw, where that is not the encoded observation; or None |
     | actions      | [R, …]      |                                                                        |
-    | logp         | [R]         |                                                                        |
+    | logp         | [R]         | of the actions, or None where nobody has told it                       |
     | rewards      | [R]         |                                                                        |
     | terminated   |             | nothing follows                                                        |
     | truncated    |             | the environment cut the agent's stream after the last step             |
+    | acted_at     | [R]         | `times` as told by each action, for the audit; or None                 |
     """
 
     episode: MultiAgentEpisode
@@ -45,15 +46,17 @@ class AgentSteps:
     observations: Any
     inputs: np.ndarray | None
     actions: np.ndarray
-    logp: np.ndarray
+    logp: np.ndarray | None
     rewards: np.ndarray
     terminated: bool
     truncated: bool
+    acted_at: np.ndarray | None = None
 
     def origin(self) -> np.ndarray:
-        """[R, 2]: a number of the episode, and the environment step."""
+        """[R, 2]: a number of the episode, and the environment step, which the action itself has told if it could."""
         digest = hashlib.blake2b(self.episode.id_.encode(), digest_size=7).digest()
-        return np.stack([np.full_like(self.times, int.from_bytes(digest, "big")), self.times], axis=1)
+        times = self.times if self.acted_at is None else self.acted_at
+        return np.stack([np.full(len(times), int.from_bytes(digest, "big")), times], axis=1)
 
     def got(self) -> str:
         """The beginning of a message."""
@@ -89,9 +92,6 @@ class ModuleSteps:
             index: of the agent among the module's.
             agent: its id.
             written: observations that another connector has written, see `EpisodesToJointBatch.joint_batch`.
-
-        Raises:
-            ValueError: a step without its log-probability.
         """
         single: SingleAgentEpisode | None = episode.agent_episodes.get(agent)
         steps = 0 if single is None else len(single) - self._extra
@@ -99,11 +99,6 @@ class ModuleSteps:
             return False
         times = step_times(episode, agent)[:steps]
         outputs = single.extra_model_outputs
-        if Columns.ACTION_LOGP not in outputs:
-            raise ValueError(
-                f"agent {agent!r}: its steps carry {sorted(outputs)}, without {Columns.ACTION_LOGP!r}, the log-"
-                "probability of what was done; the module-to-env pipeline must put it out (TeamActions does)"
-            )
         if written is None:
             observations = self.codec.slice(single.observations, 0, steps + 1)
         else:
@@ -125,7 +120,8 @@ class ModuleSteps:
                 observations=observations,
                 inputs=inputs,
                 actions=_array(single.actions, steps),
-                logp=_array(outputs[Columns.ACTION_LOGP], steps),
+                logp=_array(outputs[Columns.ACTION_LOGP], steps) if Columns.ACTION_LOGP in outputs else None,
+                acted_at=_array(outputs[ACTED_AT], steps) if ACTED_AT in outputs else None,
                 rewards=_array(single.rewards, steps),
                 terminated=bool(single.is_terminated),
                 truncated=bool(single.is_truncated),

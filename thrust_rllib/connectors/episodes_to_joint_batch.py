@@ -20,9 +20,9 @@ from ray.rllib.core.columns import Columns
 from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 from ray.rllib.utils.annotations import override
 
-from thrust_rllib.connectors.agent_steps import ModuleSteps, step_times
+from thrust_rllib.connectors.agent_steps import AgentSteps, ModuleSteps, step_times
 from thrust_rllib.connectors.team_codec import TeamCodec
-from thrust_rllib.joint_batch import AgentID, JointBatch, ModuleStreams
+from thrust_rllib.joint_batch import AgentID, AlignmentError, JointBatch, ModuleStreams
 from thrust_rllib.joint_episode import JointEpisode
 
 JOINT_BATCH = "joint_batch"
@@ -235,12 +235,14 @@ def _streams(
 
     write(streams.obs, encoded[steps.own])
     write(streams.actions, np.concatenate([piece.actions for piece in pieces]))
-    write(streams.action_logp, np.concatenate([piece.logp for piece in pieces]))
+    write(streams.action_logp, np.concatenate([_log_probabilities(piece) for piece in pieces]))
     write(streams.rewards, steps.rewards())
     write(streams.present, True)
     if streams.action_mask is not None and masks is not None:
         write(streams.action_mask, masks[steps.own])
     if streams.origin is not None:
+        if len(np.unique(places)) < len(places):
+            raise AlignmentError(f"agents {list(codec.agents)}: two steps of one agent stand in the same joint row")
         write(streams.origin, np.concatenate([piece.origin() for piece in pieces]))
     last = places[np.cumsum([len(piece.times) for piece in pieces]) - 1]
     terminated = np.array([piece.terminated for piece in pieces])
@@ -252,6 +254,15 @@ def _streams(
         agents=np.array([piece.index for piece in pieces])[~terminated],
         obs=encoded[steps.following[~terminated]],
     )
+
+
+def _log_probabilities(piece: AgentSteps) -> np.ndarray:
+    if piece.logp is None:
+        raise ValueError(
+            f"agent {piece.agent!r}: its steps came without {Columns.ACTION_LOGP!r}, the log-probability of what was "
+            "done; the module-to-env pipeline must put it out (TeamActions does)"
+        )
+    return piece.logp
 
 
 def _extras(fragments: Sequence[Fragment], agents: Sequence[AgentID], shape: tuple[int, int]) -> dict[str, np.ndarray]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 import torch
 from ray.rllib.connectors.connector_v2 import ConnectorV2
 from ray.rllib.core.columns import Columns
@@ -21,6 +22,8 @@ from thrust_rllib.rl_modules.drawing import drawing_from
 
 MODULE_INPUT = "module_input"
 """Extra model output of a step: what the module saw, where that is not the encoded observation itself."""
+ACTED_AT = "acted_at"
+"""Extra model output of a step, for the audit: the environment step of the action."""
 
 
 class TeamActions(ConnectorV2):
@@ -34,6 +37,8 @@ class TeamActions(ConnectorV2):
         input_action_space: not used.
         codec: the team.
         store_inputs: episodes keep what the modules saw (normalised observations cannot be made again later).
+        store_outputs: episodes keep all other columns, too, that the modules and the user's pieces have put out.
+        audit: episodes keep the environment step of each action.
         **kwargs: for RLlib.
     """
 
@@ -44,10 +49,14 @@ class TeamActions(ConnectorV2):
         *,
         codec: TeamCodec,
         store_inputs: bool = False,
+        store_outputs: bool = False,
+        audit: bool = False,
         **kwargs: Any,
     ) -> None:
         self.codec = codec
         self._store_inputs = store_inputs
+        self._store_outputs = store_outputs
+        self._audit = audit
         self._seed = torch.initial_seed() % 2**63  # which RLlib sets per runner
         self._generator: torch.Generator | None = None
         super().__init__(input_observation_space, input_action_space, **kwargs)
@@ -61,6 +70,8 @@ class TeamActions(ConnectorV2):
         return (self.input_observation_space, self.input_action_space), {
             "codec": self.codec,
             "store_inputs": self._store_inputs,
+            "store_outputs": self._store_outputs,
+            "audit": self._audit,
         }
 
     @override(ConnectorV2)
@@ -75,22 +86,36 @@ class TeamActions(ConnectorV2):
         **kwargs: Any,
     ) -> dict[str, list[dict[AgentID, Any]]]:
         """{column: [per environment {agent: value}]}; RLlib plays "actions_for_env" and stores the other columns."""
-        names = [Columns.ACTIONS, Columns.ACTIONS_FOR_ENV, Columns.ACTION_LOGP]
-        names += [MODULE_INPUT] if self._store_inputs else []
-        columns: list[list[dict[AgentID, Any]]] = [[{} for _ in episodes] for _ in names]
+        result: dict[str, list[dict[AgentID, Any]]] = {}
         acting: dict[ModuleID, Acting] = shared_data[ACTING]
         with torch.no_grad(), drawing_from(self._drawing(batch)):
             chosen = {m: self._choose(rl_module[m], batch[m], acting[m], explore) for m in acting}
         for module_id, (actions, logp) in chosen.items():
-            mine = acting[module_id]
+            mine, outputs = acting[module_id], batch[module_id]
             stored = actions.cpu().numpy()
-            played = self.codec.modules[module_id].decoder.decode(stored)
-            # The environment may write into what it gets.
-            values = [stored, played.copy() if played is stored else played, logp.cpu().numpy(), mine.obs]
-            for by_env, rows in zip(columns, values, strict=False):
+            columns: dict[str, Any] = {
+                Columns.ACTIONS: stored,
+                Columns.ACTIONS_FOR_ENV: self._played(module_id, stored, outputs),
+                Columns.ACTION_LOGP: logp.cpu().numpy(),
+            }
+            if self._store_inputs:
+                columns[MODULE_INPUT] = mine.obs
+            if self._audit:
+                columns[ACTED_AT] = [episodes[env_index].env_t for env_index, _ in mine.rows]
+            if self._store_outputs:
+                columns = {name: _numpy(x) for name, x in outputs.items() if len(x) == len(mine.rows)} | columns
+            for name, rows in columns.items():
+                by_env = result.setdefault(name, [{} for _ in episodes])
                 for (env_index, agent), value in zip(mine.rows, rows, strict=True):
                     by_env[env_index][agent] = value
-        return dict(zip(names, columns, strict=True))
+        return result
+
+    def _played(self, module_id: ModuleID, stored: np.ndarray, outputs: dict[str, torch.Tensor]) -> np.ndarray:
+        """What the environment gets, [R, …]; it may write into it."""
+        if Columns.ACTIONS_FOR_ENV in outputs:
+            return _numpy(outputs[Columns.ACTIONS_FOR_ENV])
+        played = self.codec.modules[module_id].decoder.decode(stored)
+        return played.copy() if played is stored else played
 
     def _drawing(self, batch: dict[ModuleID, dict[str, torch.Tensor]]) -> torch.Generator:
         """The generator of the device that the modules are on."""
@@ -123,3 +148,7 @@ class TeamActions(ConnectorV2):
             actions = module.get_inference_action_dist_cls().from_logits(logits).to_deterministic().sample()
         logp = outputs[Columns.ACTION_LOGP] if Columns.ACTION_LOGP in outputs else distribution.logp(actions)
         return actions, logp
+
+
+def _numpy(x: Any) -> np.ndarray:
+    return x.detach().cpu().numpy() if isinstance(x, torch.Tensor) else np.asarray(x)

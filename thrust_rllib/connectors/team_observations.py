@@ -45,6 +45,7 @@ class TeamObservations(ConnectorV2):
         input_action_space: Dict {agent: space}.
         codec: the team.
         device: of the tensors.
+        takes_written: pieces in front may write observations into the batch instead of the episodes.
         **kwargs: for RLlib.
     """
 
@@ -55,10 +56,12 @@ class TeamObservations(ConnectorV2):
         *,
         codec: TeamCodec,
         device: Any = None,
+        takes_written: bool = True,
         **kwargs: Any,
     ) -> None:
         self.codec = codec
         self._device = device
+        self._takes_written = takes_written
         self._order = {agent: i for i, agent in enumerate(codec.module_of)}
         super().__init__(input_observation_space, input_action_space, **kwargs)
 
@@ -72,7 +75,11 @@ class TeamObservations(ConnectorV2):
 
     @override(ConnectorV2)
     def get_ctor_args_and_kwargs(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return (self.input_observation_space, self.input_action_space), {"codec": self.codec, "device": self._device}
+        return (self.input_observation_space, self.input_action_space), {
+            "codec": self.codec,
+            "device": self._device,
+            "takes_written": self._takes_written,
+        }
 
     @override(ConnectorV2)
     def __call__(
@@ -89,6 +96,12 @@ class TeamObservations(ConnectorV2):
         seen: dict[ModuleID, list[Any]] = defaultdict(list)
         batch = batch or {}
         module_of, added = self.codec.module_of, batch.get(Columns.OBS)
+        if added and not self._takes_written:
+            raise ValueError(
+                "a piece of env_to_module_connector wrote observations into the batch: the learner would see those of "
+                "the episodes. Let it write into the episodes (set_observations), or set its counterpart with "
+                ".learners(learner_connector=...) and leave normalize_observations off"
+            )
         for env_index, episode in enumerate(episodes):
             for agent in sorted(episode.get_agents_to_act(), key=self._order.__getitem__):
                 module_id = module_of[agent]

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 from ray.rllib.env.multi_agent_env import MultiAgentEnv
 from ray.rllib.env.vector.vector_multi_agent_env import VectorMultiAgentEnv
 from ray.rllib.utils.annotations import override
@@ -15,7 +14,7 @@ from thrust_rllib.envs.adapt import call
 from thrust_rllib.envs.batching import ObservationCopy
 from thrust_rllib.envs.joint_env import AgentID
 from thrust_rllib.envs.registry import EnvSpec, make_joint_env
-from thrust_rllib.envs.returned import returned_dicts
+from thrust_rllib.envs.returned import is_flag, returned_dicts
 from thrust_rllib.envs.rllib import ALL, JointEnvMultiAgentEnv, agent_order
 
 _STEP = ("observations", "rewards", "terminateds", "truncateds", "infos")
@@ -125,7 +124,7 @@ class MultiAgentVector(VectorMultiAgentEnv):
         """Both with `"__all__"`, set where all agents have ended: RLlib's loop asks for it."""
         for name, flags in (("terminateds", terminateds), ("truncateds", truncateds)):
             for agent, flag in flags.items():
-                if not isinstance(flag, bool) and (np.ndim(flag) or np.asarray(flag).dtype.kind not in "bi"):
+                if not is_flag(flag):
                     raise TypeError(f"{self._where(index)}: {name} of agent {agent!r} is {flag!r}; return a bool")
                 if flag and agent != ALL and agent not in self.possible_agents:
                     raise ValueError(

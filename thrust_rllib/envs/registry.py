@@ -18,7 +18,9 @@ Neither Ray nor PettingZoo is imported here: an environment that needs one has i
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
+import pkgutil
 import re
 import warnings
 from collections.abc import Callable, Mapping
@@ -178,6 +180,8 @@ def _load(path: str) -> Any:
 
 
 def _pettingzoo_factory(name: str) -> Callable[..., Any]:
+    if not name:
+        raise ValueError("environment 'pettingzoo:' names none; give one, such as pettingzoo:connect_four_v3")
     module_names = [prefix + name for prefix in _PETTINGZOO_FAMILIES]
     for module_name in module_names:
         try:
@@ -196,9 +200,20 @@ def _pettingzoo_factory(name: str) -> Callable[..., Any]:
                 return getattr(module, attribute)
         raise ValueError(f"environment 'pettingzoo:{name}': {module_name} has neither parallel_env nor env")
     raise ValueError(
-        f"environment 'pettingzoo:{name}': none of {module_names} can be imported; give the module that has "
-        "parallel_env or env, such as pettingzoo:mpe2.simple_spread_v3, and install its package"
+        f"environment 'pettingzoo:{name}': none of {module_names} can be imported"
+        f"{nearest(name, _pettingzoo_names())} Give the module that has parallel_env or env, such as "
+        "pettingzoo:mpe2.simple_spread_v3, and install its package"
     )
+
+
+def _pettingzoo_names() -> list[str]:
+    """Environments in the families that are installed."""
+    names = []
+    for family in filter(None, (prefix.rstrip(".") for prefix in _PETTINGZOO_FAMILIES)):
+        spec = importlib.util.find_spec(family)
+        if spec is not None and spec.submodule_search_locations:
+            names += [m.name for m in pkgutil.iter_modules(spec.submodule_search_locations) if "_v" in m.name]
+    return names
 
 
 def _gymnasium_id(env_id: str) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from thrust_rllib.envs.joint_env import AgentID
 
 
@@ -24,3 +26,8 @@ def returned_dicts(env: Any, method: str, returned: Any, names: Sequence[str]) -
                 "value"
             )
     return tuple(returned)
+
+
+def is_flag(value: Any) -> bool:
+    """Whether a value says yes or no: a bool, a number, or a numpy scalar of these."""
+    return isinstance(value, bool) or (not np.ndim(value) and np.asarray(value).dtype.kind in "bi")

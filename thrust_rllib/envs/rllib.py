@@ -12,7 +12,7 @@ from ray.rllib.utils.annotations import override
 from thrust_rllib.envs.extras import pick_extras
 from thrust_rllib.envs.joint_env import AgentID, JointEnv, JointStepResult, VectorJointEnv
 from thrust_rllib.envs.presence import EpisodeAgents
-from thrust_rllib.envs.returned import returned_dicts
+from thrust_rllib.envs.returned import is_flag, returned_dicts
 from thrust_rllib.envs.single import SingleJointEnv
 
 ALL = "__all__"
@@ -130,6 +130,10 @@ class RLlibJointEnv(JointEnv):
         """Flags of the living agents."""
         all_end, all_cut = bool(terminateds.get(ALL)), bool(truncateds.get(ALL))
         terminated, truncated = {}, {}
+        for name, flags in (("terminateds", terminateds), ("truncateds", truncateds)):
+            for agent, flag in flags.items():
+                if not is_flag(flag):
+                    raise TypeError(f"{type(self.env).__name__}: {name} of agent {agent!r} is {flag!r}; return a bool")
         for agent in self._living:
             end, cut = bool(terminateds.get(agent)), bool(truncateds.get(agent))
             if agent in self._ended:
@@ -213,7 +217,8 @@ class JointEnvMultiAgentEnv(MultiAgentEnv):
         told = self.possible_agents if len(step.acted) == len(self.possible_agents) else {*step.acted, *ended}
         terminateds: dict[Any, bool] = {agent: end for agent, end in step.terminated.items() if agent in told}
         truncateds: dict[Any, bool] = {agent: cut for agent, cut in step.truncated.items() if agent in told}
-        all_cut = step.over and bool(step.truncated) and all(step.truncated.values())
+        # Who has no flag of its own goes the way of the others: nobody is terminated that nobody has terminated.
+        all_cut = step.over and any(step.truncated.values()) and not any(step.terminated.values())
         terminateds[ALL], truncateds[ALL] = step.over and not all_cut, all_cut
         acting = () if step.over else self._episode.acting
         observations = {

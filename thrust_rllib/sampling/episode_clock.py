@@ -20,27 +20,31 @@ class EpisodeClock:
 
     def reset(self) -> None:
         """All environments begin a new episode."""
-        self._episode = self._episode + self._num_envs
-        self._step = np.zeros(self._num_envs, np.int64)
+        self._episode, self._step = self._episode + self._num_envs, np.zeros_like(self._step)
 
-    def take(self, over: np.ndarray, num_agents: int) -> np.ndarray:
-        """Goes on by T steps.
+    def advance(self, over: np.ndarray) -> None:
+        """All environments have played a step; those that are over, bool [E], begin a new episode."""
+        self._episode, self._step = self._episode + self._num_envs * over, np.where(over, 0, self._step + 1)
 
-        Args:
-            over: bool [T, E], episodes that ended with this step.
-            num_agents: N.
+    def now(self) -> np.ndarray:
+        """Int64 [E, 2]: number of the episode, and step in it."""
+        return np.stack([self._episode, self._step], axis=-1)
 
-        Returns:
-            int64 [T, N, E, 2], a view: number of the episode, and step in it.
-        """
-        steps, envs = over.shape
-        time = np.arange(steps)[:, None]
-        begins = np.zeros((steps, envs), bool)
-        begins[1:] = over[:-1]
-        last_begin = np.maximum.accumulate(np.where(begins, time, -1), axis=0)
-        step = np.where(last_begin < 0, self._step + time, time - last_begin)
-        episode = self._episode + envs * np.cumsum(begins, axis=0)
-        self._episode = episode[-1] + envs * over[-1]
-        self._step = np.where(over[-1], 0, step[-1] + 1)
-        origin = np.stack([episode, step], axis=-1)[:, None]
-        return np.broadcast_to(origin, (steps, num_agents, envs, 2))
+
+def origins(start: np.ndarray, over: np.ndarray) -> np.ndarray:
+    """Episode and step of every row of a rollout, from the ends alone.
+
+    Args:
+        start: [E, 2], `EpisodeClock.now` of the first row.
+        over: bool [T, E], episodes that ended with this row.
+
+    Returns:
+        int64 [T, E, 2].
+    """
+    steps, envs = over.shape
+    time = np.arange(steps)[:, None]
+    begins = np.zeros((steps, envs), bool)
+    begins[1:] = over[:-1]
+    last_begin = np.maximum.accumulate(np.where(begins, time, -1), axis=0)
+    step = np.where(last_begin < 0, start[:, 1] + time, time - last_begin)
+    return np.stack([start[:, 0] + envs * np.cumsum(begins, axis=0), step], axis=-1)

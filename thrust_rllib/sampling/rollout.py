@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from thrust_rllib.joint_batch import JointBatch, ModuleStreams
+from thrust_rllib.joint_batch import AlignmentError, JointBatch, ModuleStreams
 from thrust_rllib.sampling.acting import Acted
 from thrust_rllib.sampling.agent_groups import AgentGroup
 
@@ -37,7 +37,12 @@ class RolloutRecorder:
         self._bootstrap_obs: list[list[np.ndarray]] = [[] for _ in groups]
 
     def record_acted(
-        self, t: int, encoded: list[np.ndarray] | None, masks: list[np.ndarray | None], acted: list[Acted]
+        self,
+        t: int,
+        encoded: list[np.ndarray] | None,
+        masks: list[np.ndarray | None],
+        acted: list[Acted],
+        seen_at: np.ndarray | None = None,
     ) -> None:
         """Stores what each agent saw and did at step t.
 
@@ -46,6 +51,7 @@ class RolloutRecorder:
             encoded: per group the observations before normalisation, [k, E, …]; None where there is none.
             masks: per group bool [k, E, A] or None.
             acted: per group input, logits and actions.
+            seen_at: [E, 2] episode and step at which the observations came, for the audit; or None.
         """
         for index, done in enumerate(acted):
             self._store(index, t, "obs", done.obs)
@@ -55,6 +61,8 @@ class RolloutRecorder:
                 self._store(index, t, "encoded", encoded[index])
             if (mask := masks[index]) is not None:
                 self._store(index, t, "action_mask", mask)
+            if seen_at is not None:
+                self._store(index, t, "origin", np.broadcast_to(seen_at, (len(done.obs), *seen_at.shape)))
 
     def _store(self, index: int, t: int, name: str, value: np.ndarray) -> None:
         arrays = self._arrays[index]
@@ -117,7 +125,10 @@ class RolloutRecorder:
 
         Args:
             action_logp: [T, k, E] per group.
-            origin: [T, N, E, 2] episode and step in the environment's agent order, or None.
+            origin: [T, E, 2] episode and step of each row as the ends of episodes tell, for the audit; or None.
+
+        Raises:
+            AlignmentError: the observations of a row came at another step.
         """
         rows = self._bootstrap_rows
         self.truncated &= ~self.terminated
@@ -126,6 +137,8 @@ class RolloutRecorder:
         streams = {}
         for index, group in enumerate(self.groups):
             arrays, bootstrap = self._arrays[index], self.bootstrap(index)
+            if origin is not None and (arrays["origin"] != origin[:, None]).any():
+                raise AlignmentError(f"agents {list(group.agents)}: observations and ends of a rollout do not match")
             of_group = [x[:, group.positions] for x in (self.rewards, self.present, self.terminated, self.truncated)]
             for module_id, mine in group.by_module:
 
@@ -145,7 +158,7 @@ class RolloutRecorder:
                     truncated=truncated,
                     bootstrap_obs=bootstrap[mine],
                     action_mask=part(arrays["action_mask"]) if "action_mask" in arrays else None,
-                    origin=None if origin is None else part(origin[:, group.positions]),
+                    origin=None if origin is None else part(arrays["origin"]),
                 )
         return JointBatch(
             modules=streams,
