@@ -77,6 +77,7 @@ class JointEpisode(MultiAgentEpisode):
         self.acted: dict[AgentID, int] = defaultdict(int)
         self.extras: dict[int, Mapping[str, Any]] = {}
         self.bootstrap_inputs: dict[AgentID, Any] = {}
+        self._finished = False  # numpy arrays; nothing can be added
         self._stepped: tuple[AgentID, ...] = ()  # agents with an observation of this moment
         self._ended: set[AgentID] = set()
         self._acted_at: dict[AgentID, int] = {}  # open steps
@@ -210,7 +211,7 @@ class JointEpisode(MultiAgentEpisode):
             extra_model_outputs=self._hanging_extra_model_outputs_end.pop(agent),
         )
         self.step_times[agent].append(self._acted_at.pop(agent))
-        self.env_t_to_agent_t[agent].append(len(episode) + self.agent_t_started[agent])
+        self.env_t_to_agent_t[agent].append(episode.t)
 
     def _end_agent(self, agent: AgentID) -> None:
         dropped = self._hanging_rewards_begin.get(agent, 0.0)
@@ -273,6 +274,13 @@ class JointEpisode(MultiAgentEpisode):
         return successor
 
     # --- reading --------------------------------------------------------------------------------------------------
+
+    @override(MultiAgentEpisode)
+    def to_numpy(self) -> JointEpisode:
+        if not self._finished:  # RLlib's loop asks for it after each step, for all episodes that have ended so far
+            self._finished = True
+            super().to_numpy()
+        return self
 
     @property
     @override(MultiAgentEpisode)

@@ -5,9 +5,12 @@ Sampling by arrays calls no pipeline: the one piece there, the observation norma
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ray.rllib.connectors.env_to_module import EnvToModulePipeline
+from ray.rllib.connectors.common.frame_stacking import FrameStacking
+from ray.rllib.connectors.connector_v2 import ConnectorV2
+from ray.rllib.connectors.env_to_module import EnvToModulePipeline, MeanStdFilter
 from ray.rllib.connectors.learner import AddOneTsToEpisodesAndTruncate, LearnerConnectorPipeline
 from ray.rllib.connectors.module_to_env import ModuleToEnvPipeline
 from ray.rllib.env import INPUT_ENV_SINGLE_SPACES, INPUT_ENV_SPACES
@@ -17,7 +20,7 @@ from thrust_rllib.connectors.episodes_to_joint_batch import EpisodesToJointBatch
 from thrust_rllib.connectors.observation_normalizer import ObservationNormalizer
 from thrust_rllib.connectors.team_actions import TeamActions
 from thrust_rllib.connectors.team_observations import TeamObservations
-from thrust_rllib.connectors.user_pieces import check_rllibs_pieces, check_spaces_behind_pieces, user_pieces
+from thrust_rllib.connectors.user_pieces import check_spaces_behind_pieces, user_pieces
 from thrust_rllib.envs.multi_agent_vector import MultiAgentVector, make_multi_agent_env
 from thrust_rllib.teams import DeclaredTeam
 
@@ -116,6 +119,40 @@ def behind_connectors(config: JointPPOConfig, declared: DeclaredTeam) -> Declare
         )
     finally:
         env.close()
+
+
+def check_rllibs_pieces(config: JointPPOConfig, pieces: Sequence[ConnectorV2]) -> None:
+    """Checks what RLlib's own pieces would do silently wrong.
+
+    Raises:
+        ValueError: `MeanStdFilter` in remote runners. Frame stacking: fragments do not look back far enough for the
+            learner to make the same stacks, no piece of the learner stacks, or the stacks are normalised.
+    """
+    if config.num_env_runners > 0 and any(isinstance(piece, MeanStdFilter) for piece in pieces):
+        raise ValueError(
+            f"env_to_module_connector made a MeanStdFilter, and num_env_runners={config.num_env_runners}: RLlib 2.60 "
+            "merges its moments wrongly (the mean halves at the second merge). Set "
+            ".env_runners(normalize_observations=True) in its place, or num_env_runners=0."
+        )
+    frames = max((piece.num_frames for piece in pieces if isinstance(piece, FrameStacking)), default=1)
+    if frames == 1:
+        return
+    if config.episode_lookback_horizon < frames - 1:
+        raise ValueError(
+            f"episode_lookback_horizon={config.episode_lookback_horizon} with stacks of {frames} frames: behind a cut "
+            "the learner would see other stacks than the module saw. Set "
+            f".env_runners(episode_lookback_horizon={frames - 1}) or more."
+        )
+    if config._learner_connector is None:
+        raise ValueError(
+            f"env_to_module_connector stacks {frames} frames, and learner_connector is not set: the learner would see "
+            f"single ones. Set it to make FrameStackingLearner(num_frames={frames}, multi_agent=True)."
+        )
+    if config.normalize_observations:
+        raise ValueError(
+            "normalize_observations=True with frame stacking: single frames are in the episodes, and stacks cannot be "
+            "normalised. Put RLlib's MeanStdFilter(multi_agent=True) in front of the stacking piece."
+        )
 
 
 def _env_spaces(spaces: Any, env: Any) -> tuple[Any, Any]:

@@ -149,6 +149,7 @@ class AECJointEnv(JointEnv):
     def _take_in(self, step: _Step) -> None:
         """Rewards and ends of one inner step; before the next, which removes agents that ended."""
         env = self.env
+        alive, ends, cuts = env.agents, env.terminations, env.truncations  # wrappers make each of these slow
         for agent, reward in env.rewards.items():
             if agent in step.gone:
                 self._late.add(agent, reward)
@@ -157,13 +158,13 @@ class AECJointEnv(JointEnv):
         for agent in self.possible_agents:
             if agent in self._ended:
                 continue
-            terminated, truncated = self._flags(agent)
+            terminated, truncated = bool(ends.get(agent)), bool(cuts.get(agent))
             if not (terminated or truncated):
                 continue
             self._ended.add(agent)
             step.terminated[agent], step.truncated[agent] = terminated, truncated
             step.rewards.setdefault(agent, 0.0)
-            last = env.observe(agent) if agent in env.agents else None
+            last = env.observe(agent) if agent in alive else None
             if last is not None:
                 step.last[agent] = open_mask(self.observation_spaces[agent], self._masks.put(agent, last, None))
 
