@@ -29,3 +29,17 @@ def ray_session():
     )
     yield ray
     ray.shutdown()
+
+
+@pytest.fixture
+def build(ray_session):
+    """Builds algorithms from copies of configurations, and stops them after the test."""
+    built = []
+
+    def make(config):
+        built.append(config.copy(copy_frozen=False).build_algo())
+        return built[-1]
+
+    yield make
+    for algo in built:
+        algo.stop()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -379,6 +379,9 @@ class ReferenceAdam:
             parameters[name] = parameters[name] - self.lr * m_hat / (np.sqrt(v_hat) + self.eps)
 
 
+Coupling = Callable[[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]], torch.Tensor]
+
+
 class ReferenceTrainer:
     """Joint PPO from scratch; keeps parameters and Adam states between updates.
 
@@ -389,10 +392,12 @@ class ReferenceTrainer:
         per_module: {module_id: ReferenceSettings} for modules with rates, coefficients or limits of their own;
             what concerns the team (coupling, frozen, standardize, whether there is a critic_lr) is read from
             `settings`.
+        coupling: the coupling before its coefficient, a scalar of {agent: [B, …]} features, masked policy outputs and
+            presence [B]; None means the redundancy penalty.
 
     A module's losses are one mean over the present rows of all its agents (0 where there are none: it then
     takes no step); the joint loss is their sum over modules plus `redundancy_coeff` times
-    the penalty over agents.
+    the coupling over agents.
     """
 
     def __init__(
@@ -401,8 +406,10 @@ class ReferenceTrainer:
         settings: ReferenceSettings,
         agents: Mapping[str, str] | None = None,
         per_module: Mapping[str, ReferenceSettings] | None = None,
+        coupling: Coupling | None = None,
     ) -> None:
         self.modules, self.settings = dict(modules), settings
+        self.coupling = coupling or self.redundancy
         self.per_module = {m: (per_module or {}).get(m, settings) for m in modules}
         self.agents = dict(agents) if agents is not None else {m: m for m in modules}
         self.parameters = {
@@ -480,7 +487,7 @@ class ReferenceTrainer:
                 terms[module_id].setdefault(name, []).append(term)
         means = {m: {name: self._mean(torch.cat(parts)) for name, parts in named.items()} for m, named in terms.items()}
         s = self.settings
-        aux = s.redundancy_coeff * self._coupling(features, policies, present) if s.redundancy_coeff else None
+        aux = s.redundancy_coeff * self.coupling(features, policies, present) if s.redundancy_coeff else None
         own = self.per_module
         actor = sum(x["policy_loss"] - own[m].entropy_coeff * x["entropy"] for m, x in means.items())
         actor = actor if aux is None else actor + aux
@@ -566,16 +573,13 @@ class ReferenceTrainer:
             entropy = entropy - (torch.exp(log_p) * log_p).sum(1)
         return logp, entropy
 
-    def _coupling(
+    def redundancy(
         self,
         features: Mapping[str, torch.Tensor],
         policies: Mapping[str, torch.Tensor],
         present: Mapping[str, torch.Tensor],
     ) -> torch.Tensor:
-        """The coupling before its coefficient, of {agent: [B, …]} features, masked policy outputs and presence."""
-        return self._redundancy(features, present)
-
-    def _redundancy(self, features: Mapping[str, torch.Tensor], present: Mapping[str, torch.Tensor]):
+        """The redundancy penalty, of frozen modules' features detached."""
         total, pairs = torch.zeros((), dtype=torch.float64), 0
         for i, j in itertools.combinations(self.agents, 2):
             pairs += 1

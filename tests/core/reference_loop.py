@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from tests import reference
-from tests.reference import ReferenceModule, ReferenceRollout, ReferenceSettings, ReferenceTrainer
+from tests.reference import Coupling, ReferenceModule, ReferenceRollout, ReferenceSettings, ReferenceTrainer
 
 VALUE_DECAY = 0.95
 """The weight that one update leaves to older value targets."""
@@ -165,13 +165,18 @@ class ReferenceLoop:
         modules: start networks.
         agents: {agent: module}.
         settings: see `LoopSettings`.
+        coupling: see `ReferenceTrainer`.
     """
 
     def __init__(
-        self, modules: Mapping[str, ReferenceModule], agents: Mapping[str, str], settings: LoopSettings
+        self,
+        modules: Mapping[str, ReferenceModule],
+        agents: Mapping[str, str],
+        settings: LoopSettings,
+        coupling: Coupling | None = None,
     ) -> None:
         self.agents, self.settings = dict(agents), settings
-        self.trainer = ReferenceTrainer(modules, settings.step, agents, settings.per_module)
+        self.trainer = ReferenceTrainer(modules, settings.step, agents, settings.per_module, coupling)
         self.moments = {m: reference.RunningMoments(decay=VALUE_DECAY) for m in modules}
         self.generator = torch.Generator().manual_seed(settings.seed)
 

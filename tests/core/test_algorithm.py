@@ -17,20 +17,6 @@ pytestmark = pytest.mark.usefixtures("ray_session")
 COUPLED = {"cross_agent_losses": {"redundancy": RedundancyPenalty()}, "cross_agent_coeffs": {"redundancy": 0.5}}
 
 
-@pytest.fixture
-def build():
-    """Builds algorithms and stops them after the test."""
-    built = []
-
-    def make(config):
-        built.append(config.copy(copy_frozen=False).build_algo())
-        return built[-1]
-
-    yield make
-    for algo in built:
-        algo.stop()
-
-
 def weights(algo):
     return {
         m: {name: np.asarray(value) for name, value in state.items()}

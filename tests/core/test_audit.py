@@ -8,12 +8,15 @@ import numpy as np
 import pytest
 import torch
 
+from tests.general.runs import Lives
 from tests.support import hand_batch, hand_streams, make_learner, make_runner, parameters, tiny_config, update
+from thrust_rllib import env_runner
 from thrust_rllib.audit import AlignmentError, Audit, check_alignment
 from thrust_rllib.config import JointPPOConfig
 from thrust_rllib.episode_runner import JointEpisodeRunner
 from thrust_rllib.joint_rows import joint_rows
 from thrust_rllib.minibatches import joint_minibatches
+from thrust_rllib.sampling.rollout import RolloutRecorder
 
 STEPS, ENVS = 6, 2
 
@@ -286,3 +289,49 @@ def test_an_update_refuses_batches_without_origin():
     with pytest.raises(ValueError, match=r"audit=True, but the rows of module 'agent_2'"):
         update(learner, batches)
     assert all((before[m][n] == p).all() for m, named in parameters(learner).items() for n, p in named.items())
+
+
+# --- mistakes of the doors --------------------------------------------------------------------------------------------
+
+
+def early(steps):
+    """(learner, episodes): agent "early" acts in steps 0 and 1, and `steps` is when the episodes say that it did."""
+    config = tiny_config(Lives, runners={"sampling": "episodes"})
+    runner, _ = sampler(config)
+    episodes = runner.sample(num_timesteps=24)
+    for episode in episodes:
+        assert episode.step_times["early"] == [0, 1]
+        episode.step_times["early"] = steps
+    return make_learner(config, runner.get_spaces()), episodes
+
+
+def test_episodes_that_say_when_each_agent_acted_pass():
+    learner, episodes = early([0, 1])
+    assert update(learner, episodes)["early"]["num_module_steps_trained"] > 0
+
+
+def test_steps_that_an_episode_shifts_are_found():
+    """The action itself has said when it was taken."""
+    learner, episodes = early([1, 2])
+    with pytest.raises(AlignmentError, match=r"joins different steps.*'early': \(\d+, [01]\)"):
+        update(learner, episodes)
+
+
+def test_two_steps_of_an_agent_in_one_row_are_found():
+    learner, episodes = early([1, 1])
+    with pytest.raises(AlignmentError, match=r"agents \['early'\]: two steps of one agent stand in the same joint row"):
+        update(learner, episodes)
+
+
+def test_observations_that_the_recorder_stores_a_step_late_are_found(monkeypatch):
+    class Late(RolloutRecorder):
+        def record_acted(self, t, *seen):
+            super().record_acted((t + 1) % self.num_steps, *seen)
+
+    runner = make_runner(aligned_config("arrays"))
+    runner.sample(num_timesteps=20)
+    monkeypatch.setattr(env_runner, "RolloutRecorder", Late)
+    with pytest.raises(
+        AlignmentError, match=r"agents \['agent_0', .*: observations and ends of a rollout do not match"
+    ):
+        runner.sample(num_timesteps=20)

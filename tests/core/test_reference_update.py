@@ -9,24 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.core.reference_loop import (
-    AgentKind,
-    FixedRollout,
-    LoopSettings,
-    ReferenceLoop,
-    fixed_rollout,
-)
+from tests.core.reference_loop import AgentKind, FixedRollout, LoopSettings, ReferenceLoop, fixed_rollout
 from tests.reference import ReferenceModule, ReferenceSettings, ReferenceTrainer
-from tests.support import (
-    box,
-    declared_config,
-    default_origin,
-    hand_batch,
-    make_learner,
-    parameters,
-    scramble,
-    update,
-)
+from tests.support import box, declared_config, default_origin, hand_batch, make_learner, parameters, scramble, update
 from thrust_rllib import RedundancyPenalty
 from thrust_rllib.joint_batch import ModuleStreams
 
@@ -212,7 +197,7 @@ def joint_batch(fixed: FixedRollout, agents: dict):
 class Both:
     """The package's learner and the reference loop, from the same parameters, and their data."""
 
-    def __init__(self, case: Case, seed: int = 0, loop: dict | None = None, step: dict | None = None):
+    def __init__(self, case: Case, seed: int = 0, loop: dict | None = None, step: dict | None = None, coupling=None):
         self.case, self.agents = case, case.agents or {agent: agent for agent in case.kinds}
         observation_spaces, action_spaces = zip(*map(space_of, case.kinds.values()), strict=True)
         options = {"iterate_all_minibatches": not case.config.get("seed_recipe", False), "lr": LR, **case.config}
@@ -236,7 +221,7 @@ class Both:
             step=base,
             per_module={m: dataclasses.replace(base, **fields) for m, fields in case.per_module.items()},
         )
-        self.reference = ReferenceLoop(modules, self.agents, settings)
+        self.reference = ReferenceLoop(modules, self.agents, settings, coupling)
         self.first = start
         self.rng = np.random.default_rng(seed + 100)
 

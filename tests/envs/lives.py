@@ -1,4 +1,4 @@
-"""One environment whose agents come and go by a plan, in the forms of three libraries."""
+"""One environment whose agents come and go by a plan, in the forms of three libraries; and one of turns."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from pettingzoo import ParallelEnv
 from ray.rllib.env.multi_agent_env import MultiAgentEnv
 
 from thrust_rllib.envs import JointEnv, JointStepResult
+
+# "a" is terminated in step 1 of 4, "b" comes in step 1 and is truncated in step 2, "c" is there all the time.
+LIVES = {"a": (0, 1, "terminated"), "b": (1, 2, "truncated"), "c": (0, 3, "truncated")}
 
 
 class Plan:
@@ -119,3 +122,33 @@ class MultiLives(MultiAgentEnv):
 
 
 FORMS = {"joint": JointLives, "pettingzoo": ZooLives, "rllib": MultiLives}
+
+
+def played(env, steps):
+    """What `steps` steps of a vector environment return."""
+    actions = np.zeros((len(env.possible_agents), env.num_envs), dtype=int)
+    return [env.step_joint(actions) for _ in range(steps)]
+
+
+class Turns(JointEnv):
+    """a0 and a1 alternate for `length` steps; the mover is paid 1, and both are flagged at the end."""
+
+    def __init__(self, length=19):
+        self.possible_agents = ["a0", "a1"]
+        self.observation_spaces = {a: gym.spaces.Box(0, 99, (1,)) for a in self.possible_agents}
+        self.action_spaces = {a: gym.spaces.Discrete(2) for a in self.possible_agents}
+        self.length = length
+
+    def _see(self):
+        return {f"a{self.t % 2}": np.array([self.t], np.float32)}
+
+    def reset_joint(self, seed=None):
+        self.t = 0
+        return self._see()
+
+    def step_joint(self, actions):
+        mover = f"a{self.t % 2}"
+        assert list(actions) == [mover]
+        self.t += 1
+        over = self.t == self.length
+        return JointStepResult({mover: 1.0}, {} if over else self._see(), dict.fromkeys(self.possible_agents, over))

@@ -122,6 +122,8 @@ class Forgot:
         ("CartPol-v1", {}, ValueError, r"unknown environment 'CartPol-v1'; did you mean 'CartPole-v1'"),
         ("gymnasium:CartPol-v1", {}, ValueError, r"unknown Gymnasium id.*did you mean 'CartPole-v1'"),
         ("pettingzoo:nothing_v0", {}, ValueError, "none of .* can be imported"),
+        ("pettingzoo:tictactoe_v2", {}, ValueError, r"can be imported; did you mean 'tictactoe_v3'"),
+        ("pettingzoo:simple_spred_v3", {}, ValueError, r"can be imported; did you mean 'simple_spread_v3'"),
         ("pettingzoo:collections.abc", {}, ValueError, "collections.abc has neither parallel_env nor env"),
         ("no.such.module:Env", {}, ValueError, "module 'no' is not installed or misspelt"),
         ("tests.envs.helpers:Pear", {}, ValueError, "has no 'Pear'; did you mean 'Pair'"),

@@ -138,13 +138,13 @@ def test_what_a_reset_returns():
     def with_reset(value):
         return lambda: type("Odd", (Pair,), {"reset_joint": lambda self, seed=None: value})()
 
-    for value, says in [
-        (({}, {}), "Odd, environment 0, reset_joint: it returned a tuple; return only"),
-        ([ZEROS, ZEROS], "reset_joint: observations are a list"),
-        ({}, "reset_joint: observations are empty; return those of the agents that act first"),
-        ({"a0": ZEROS, "z": ZEROS}, r"reset_joint: observations name \['z'\]"),
+    for value, error, says in [
+        (({}, {}), TypeError, "Odd, environment 0, reset_joint: it returned a tuple; return only"),
+        ([ZEROS, ZEROS], TypeError, "reset_joint: observations are a list"),
+        ({}, ValueError, "reset_joint: observations are empty; return those of the agents that act first"),
+        ({"a0": ZEROS, "z": ZEROS}, ValueError, r"reset_joint: observations name \['z'\]"),
     ]:
-        with pytest.raises((TypeError, ValueError), match=says):
+        with pytest.raises(error, match=says):
             SyncVectorJointEnv(with_reset(value), 2).reset_joint()
 
 

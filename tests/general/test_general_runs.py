@@ -1,97 +1,19 @@
-"""Whole runs through the general door: runners, evaluation, metrics, checkpoints, errors, the command line."""
+"""Whole runs through the general door: runner classes, what is sampled, metrics, checkpoints."""
 
 from __future__ import annotations
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 from ray import tune
 from ray.rllib.algorithms.ppo.ppo import PPO
-from ray.rllib.env.multi_agent_env import MultiAgentEnv
 from ray.rllib.env.multi_agent_env_runner import MultiAgentEnvRunner
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 
-from tests.cli.helpers import read_json, rows, thrust_rllib
-from tests.general.random_envs import Episode, Journal, Kind, Life, Script, ScriptedMultiAgentEnv
+from tests.general.runs import Lives, Team, assert_acts_with, batch_of, episode_runner, episodes_config, weights
 from tests.support import largest_difference, make_learner, parameters, runner_metrics, tiny_config, update
 from thrust_rllib import JointEnvRunner, JointPPO, register
-from thrust_rllib.connectors.observation_normalizer import ObservationNormalizer
 from thrust_rllib.episode_runner import JointEpisodeRunner
-from thrust_rllib.evaluation import play_episodes
-from thrust_rllib.trained_team import load_team
-
-EPISODES = {"sampling": "episodes"}
-
-
-@pytest.fixture
-def build(ray_session):
-    """Builds algorithms and stops them after the test."""
-    built = []
-
-    def make(config):
-        built.append(config.copy(copy_frozen=False).build_algo())
-        return built[-1]
-
-    yield make
-    for algo in built:
-        algo.stop()
-
-
-def episodes_config(env="debug/random_observations", env_config=None, *, runners=None, **options):
-    """`tiny_config` that samples episodes."""
-    return tiny_config(env, env_config, runners={**EPISODES, **(runners or {})}, **options)
-
-
-def episode_runner(config, **options):
-    config.validate()
-    return config.env_runner_cls(config=config, worker_index=0, **options)
-
-
-def batch_of(config, runner, episodes):
-    (batch,) = make_learner(config, runner.get_spaces())._batches(episodes)
-    return batch
-
-
-def weights(algo):
-    return {
-        m: {name: np.asarray(value) for name, value in state.items()}
-        for m, state in algo.learner_group.get_weights().items()
-    }
-
-
-def assert_acts_with(acting, trained):
-    """A runner's modules (without value heads) have the learner's weights."""
-    assert acting.keys() == trained.keys()
-    for module_id, state in acting.items():
-        assert state
-        for name, value in state.items():
-            np.testing.assert_array_equal(np.asarray(value), trained[module_id][name])
-
-
-class Lives(MultiAgentEnv):
-    """Three agents: "early" acts in steps 0 and 1, "late" from step 2 on, "whole" always; 6 steps; each step pays 1."""
-
-    def __init__(self, config=None):
-        super().__init__()
-        self.possible_agents = ["whole", "early", "late"]
-        self.agents = list(self.possible_agents)
-        self.observation_spaces = {a: gym.spaces.Box(0.0, 10.0, (2,)) for a in self.agents}
-        self.action_spaces = {a: gym.spaces.Discrete(2) for a in self.agents}
-
-    def _see(self, *agents):
-        return {a: np.full(2, self.t, np.float32) for a in agents}
-
-    def reset(self, *, seed=None, options=None):
-        self.t = 0
-        return self._see("whole", "early"), {}
-
-    def step(self, actions):
-        self.t += 1
-        seen = self._see("whole", "late") if self.t >= 2 else self._see("whole", "early")
-        flags = {"early": True} if self.t == 2 else {}
-        return seen, dict.fromkeys(actions, 1.0), {**flags, "__all__": self.t == 6}, {"__all__": False}, {}
-
 
 # --- runner classes ---------------------------------------------------------------------------------------------------
 
@@ -110,28 +32,6 @@ class OwnStock(MultiAgentEnvRunner):
     def sample(self, **kwargs):
         self.samples = getattr(self, "samples", 0) + 1
         return super().sample(**kwargs)
-
-
-class Team(MultiAgentEnv):
-    """Two agents that see noise and earn 1 in each of 5 steps."""
-
-    def __init__(self, config=None):
-        super().__init__()
-        self.agents = self.possible_agents = ["a", "b"]
-        self.observation_spaces = {a: gym.spaces.Box(-1.0, 1.0, (3,)) for a in self.agents}
-        self.action_spaces = {a: gym.spaces.Discrete(2) for a in self.agents}
-        self.random = np.random.default_rng(0)
-
-    def _see(self):
-        return {a: self.random.uniform(-1, 1, 3).astype(np.float32) for a in self.agents}
-
-    def reset(self, *, seed=None, options=None):
-        self.t = 0
-        return self._see(), {}
-
-    def step(self, actions):
-        self.t += 1
-        return self._see(), dict.fromkeys(actions, 1.0), {"__all__": False}, {"__all__": self.t == 5}, {}
 
 
 @pytest.mark.parametrize("own", [OwnJoint, OwnStock])
@@ -329,59 +229,6 @@ def test_remote_runners_have_weights_and_moments_of_the_whole_run(both, door):
     assert set(results[0]["learners"]) == {"__all_modules__", "p", "q"}
 
 
-# --- evaluation -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("remote", [0, pytest.param(1, marks=pytest.mark.slow_general)])
-def test_evaluation_plays_the_asked_episodes_greedily(build, remote):
-    config = episodes_config("debug/identity", {"episode_length": 5}, runners={"normalize_observations": True})
-    config.reporting(metrics_num_episodes_for_smoothing=2)
-    config.evaluation(
-        evaluation_interval=1, evaluation_duration=7, evaluation_num_env_runners=remote,
-        evaluation_config={"explore": False},
-    )  # fmt: skip
-    algo = build(config)
-    result = algo.train()
-    evaluated = result["evaluation"]["env_runners"]
-    assert evaluated["num_episodes"] == 7 and evaluated["episode_len_mean"] == 5.0
-    # Greedy: each agent always sees the same, so it takes one action, and is paid in each step or in none.
-    assert set(evaluated["agent_episode_returns_mean"].values()) <= {0.0, 5.0}
-    assert result["env_runners"]["num_env_steps_sampled"] == 64
-    group = algo.eval_env_runner_group
-    (count,) = group.foreach_env_runner(lambda r: r.normalizer.moments["agent_0"].count, local_env_runner=remote == 0)
-    assert count == algo.env_runner._env_to_module[ObservationNormalizer][0].moments["agent_0"].count == 64
-
-
-def test_an_evaluation_reports_the_mean_of_all_its_episodes():
-    """Not of the last `metrics_num_episodes_for_smoothing`; and the training's own mean comes back afterwards."""
-    script = Script((Kind(),), tuple(Episode((Life("A" * n),)) for n in (1, 2, 3, 4, 5, 6)))
-    config = episodes_config(ScriptedMultiAgentEnv, {"script": script, "journal": Journal()}, num_envs=1)
-    config.reporting(metrics_num_episodes_for_smoothing=2)
-    runner = episode_runner(config)
-    runner.sample(num_timesteps=3)
-    assert runner_metrics(runner)["episode_len_mean"] == 1.5
-    runner.sample(num_episodes=6)
-    found = runner_metrics(runner)
-    assert found["num_episodes"] == 6 and found["episode_len_mean"] == 3.5
-    runner.sample(num_timesteps=1)
-    assert runner_metrics(runner)["episode_len_mean"] != 3.5
-
-
-@pytest.mark.parametrize("afresh, episodes", [(True, [0, 0]), (False, [0, 1])])
-def test_evaluation_by_timesteps(build, afresh, episodes):
-    config = episodes_config("debug/constant_reward", {"episode_length": 50}, num_envs=1)
-    config.evaluation(
-        evaluation_interval=1,
-        evaluation_duration=30,
-        evaluation_duration_unit="timesteps",
-        evaluation_force_reset_envs_before_iteration=afresh,
-    )
-    algo = build(config)
-    evaluated = [algo.train()["evaluation"]["env_runners"] for _ in range(2)]
-    assert [found["num_episodes"] for found in evaluated] == episodes
-    assert [found["num_env_steps_sampled"] for found in evaluated] == [30, 30]
-
-
 # --- state ------------------------------------------------------------------------------------------------------------
 
 
@@ -414,71 +261,7 @@ def test_by_name_in_a_trial(ray_session, tmp_path):
     assert result.error is None and result.metrics["env_runners"]["num_env_steps_sampled"] == 64
 
 
-# --- mistakes of environments -----------------------------------------------------------------------------------------
-
-
-class Faulty(Team):
-    """Makes one mistake in the third step."""
-
-    def __init__(self, config):
-        super().__init__(config)
-        self.fault = config["fault"]
-
-    def reset(self, *, seed=None, options=None):
-        result = super().reset(seed=seed, options=options)
-        if self.fault == "reset":
-            raise OSError("no connection")
-        return result[0] if self.fault == "reset alone" else result
-
-    def step(self, actions):
-        observations, rewards, terminated, truncated, infos = super().step(actions)
-        if self.t == 3 and self.fault == "raises":
-            raise ZeroDivisionError("by hand")
-        if self.t == 3 and self.fault == "list":
-            return list(observations.values()), rewards, terminated, truncated, infos
-        if self.t == 3 and self.fault == "four":
-            return observations, rewards, terminated, infos
-        if self.t == 3 and self.fault == "agent":
-            observations["ghost"] = observations["a"]
-        if self.t == 3 and self.fault == "unpaid":
-            del rewards["b"]
-        return observations, rewards, terminated, truncated, infos
-
-
-FAULTS = [
-    ("raises", r"environment '.*Faulty' failed in a step \(runner 0\): .*ZeroDivisionError: by hand"),
-    ("reset", r"environment '.*Faulty' failed in its reset \(runner 0\): .*OSError: no connection"),
-    ("list", "environment '.*Faulty', environment index 0, step 3 of its episode: .*returned observations as a list"),
-    ("four", "environment '.*Faulty', environment index 0, step 3.*step returned 4 values; return .observations, rew"),
-    ("reset alone", "environment '.*Faulty', environment index 0, step 0.*reset returned a dict; return .obs.*, infos"),
-    ("agent", "environment '.*Faulty', environment index 0, step 3.*agent 'ghost' is not in possible_agents"),
-    ("unpaid", "environment '.*Faulty', environment index 0, step .*agent 'b' acted but got no reward"),
-]
-
-
-@pytest.mark.parametrize("fault, message", FAULTS)
-def test_a_mistake_of_an_environment_is_told(fault, message):
-    with pytest.raises((RuntimeError, TypeError, ValueError), match=message):
-        episode_runner(episodes_config(Faulty, {"fault": fault})).sample()
-
-
-def test_a_mistake_in_a_remote_runner_is_told(build):
-    algo = build(episodes_config(Faulty, {"fault": "raises"}, runners={"num_env_runners": 1}))
-    with pytest.raises(RuntimeError, match=r"Faulty' failed in a step \(runner 1\): .*ZeroDivisionError: by hand"):
-        algo.train()
-
-
-class NoBase:
-    def __init__(self, config):
-        pass
-
-    def reset(self, *, seed=None, options=None):
-        return {}, {}
-
-
-def test_a_forgotten_base_class_is_an_early_error():
-    with pytest.raises((TypeError, ValueError), match="NoBase"):
-        episodes_config(NoBase).validate()
+# --- ends and turns ---------------------------------------------------------------------------------------------------
 
 
 class NoAll(Team):
@@ -495,9 +278,6 @@ def test_an_episode_ends_without_the_key_all():
     assert [(len(e), e.is_terminated) for e in episodes if e.is_done] == [(5, True)] * 4
 
 
-# --- turns ------------------------------------------------------------------------------------------------------------
-
-
 def test_an_environment_with_turns_trains_from_python(build):
     algo = build(tiny_config("pettingzoo:tictactoe_v3"))
     assert isinstance(algo, PPO) and type(algo.env_runner) is JointEpisodeRunner
@@ -508,32 +288,3 @@ def test_an_environment_with_turns_trains_from_python(build):
     assert 5.0 <= runners["episode_len_mean"] <= 9.0 and abs(runners["episode_return_mean"]) < 1e-6 + 2.0
     steps = runners["num_agent_steps_sampled"]
     assert sum(steps.values()) == runners["num_env_steps_sampled"] == 64
-
-
-@pytest.fixture(scope="module")
-def turns(ray_session, tmp_path_factory):
-    """A run folder of a game with turns."""
-    folder = tmp_path_factory.mktemp("turns") / "run"
-    code, out, err = thrust_rllib(
-        "train", "pettingzoo:tictactoe_v3", "--batch", 64, "--minibatch", 32, "--envs-per-runner", 2, "--seed", 1,
-        "--iterations", 2, "--eval-episodes", 4, "--output", folder,
-    )  # fmt: skip
-    assert code == 0, out + err
-    return folder
-
-
-def test_the_command_line_trains_games_with_turns(turns):
-    table = rows(turns)
-    assert len(table) == 2 and all(5.0 <= float(row["env_runners/episode_len_mean"]) <= 9.0 for row in table)
-
-
-def test_the_command_line_evaluates_games_with_turns(turns, tmp_path):
-    record = tmp_path / "x.json"
-    code, _, err = thrust_rllib("evaluate", turns, "--episodes", 6, "--seed", 4, "--output", record)
-    assert code == 0, err
-    found = read_json(record)
-    assert set(found["policy"]["agent_returns"]) == {"player_1", "player_2"}
-    (checkpoint, *_) = sorted((turns / "checkpoints").iterdir(), reverse=True)
-    played = play_episodes(load_team(checkpoint), 6, seed=4)
-    assert played.lengths.tolist() == found["policy"]["played"]["lengths"]
-    assert (played.lengths >= 5).all() and (played.lengths <= 9).all()

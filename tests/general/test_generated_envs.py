@@ -25,7 +25,7 @@ from thrust_rllib.connectors.episodes_to_joint_batch import EpisodesToJointBatch
 from thrust_rllib.joint_rows import JointRows, joint_rows
 from thrust_rllib.minibatches import joint_minibatches
 
-examples = settings(max_examples=60, deadline=None, derandomize=True)
+examples = settings(max_examples=40, deadline=None, derandomize=True)
 lengths = st.lists(st.integers(1, 9), min_size=1, max_size=5)
 envs = st.sampled_from([ScriptedMultiAgentEnv, ScriptedJointEnv])
 discounts = st.sampled_from([(0.9, 0.95), (1.0, 0.0), (0.5, 1.0)])
@@ -282,7 +282,7 @@ def test_whole_episodes(script, num_episodes, discount):
 # --- the fast door ----------------------------------------------------------------------------------------------------
 
 
-@settings(examples, max_examples=40)
+@examples
 @given(scripts(waits=False), envs, lengths, st.integers(1, 2), st.booleans(), discounts)
 def test_fast_door(script, env, lengths, num_envs, shared, discount):
     if any(life.at(0) != "A" for life in script.episodes[0].lives):

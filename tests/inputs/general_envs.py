@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from pettingzoo import ParallelEnv
 from ray.rllib.core.rl_module.apis import ValueFunctionAPI
@@ -18,6 +19,9 @@ from tests.support import box, discrete, make_learner, runner_metrics, tiny_conf
 from thrust_rllib.joint_rows import JointRows
 
 EPISODES = {"sampling": "episodes"}
+ALL = {"__all__": True}
+PAID = {"a0": 1.0, "a1": 1.0}
+WHERE = r"environment 'Told', environment index 1, step {} of its episode: agent '{}'"
 
 
 @dataclass
@@ -37,6 +41,9 @@ class Says:
     terminateds: Any = field(default_factory=dict)
     truncateds: Any = field(default_factory=dict)
     infos: Any = field(default_factory=dict)
+
+
+GOES_ON = Says("a0 a1", PAID)
 
 
 class Told(MultiAgentEnv):
@@ -307,3 +314,28 @@ class Minibatches:
                 assert len(set(row.values())) == 1, f"one joint row holds {row}"
                 used.update((agent, *place) for agent, place in row.items())
         return used
+
+
+def lives(length: int, **last_steps: int) -> list[Says]:
+    """Agents that act from step 0 (a0, a1) to the given one, where they terminate; everybody is paid 1 a step."""
+    steps = []
+    for t in range(length):
+        acting = [agent for agent, last in last_steps.items() if t <= last]
+        staying = [agent for agent, last in last_steps.items() if t < last]
+        ended = {agent: True for agent in acting if agent not in staying}
+        steps.append(Says(" ".join(staying), dict.fromkeys(acting, 1.0), {**ended, "__all__": t == length - 1}))
+    return steps
+
+
+def saw(step: int, agent: int) -> float:
+    """The value of what agent number `agent` saw in a step."""
+    return float(value(np.array([0, step, agent], np.float64)))
+
+
+def error_of(*steps: Says, match: str, **options) -> None:
+    """The second of two environments answers these steps; the first one never ends."""
+    game = Game(*steps, num_envs=2, **options)
+    game.envs[0].steps = [GOES_ON] * 100
+    game.envs[0].start = "a0 a1"
+    with pytest.raises(ValueError, match=match):
+        game.sample(num_timesteps=40)

@@ -1,12 +1,159 @@
-"""Wrong answers of environments in the general door: an error that says what, or what was stored stays right."""
+"""Wrong answers of environments in the general door: an error that says what, or what was stored stays right.
+
+With cases 21 and 22 of the collection of reported inputs.
+"""
+
+from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from tests.inputs.general_envs import Game, Says, Told, episodes_config, episodes_runner, general_training
-from tests.inputs.test_general_inputs import ALL, GOES_ON, PAID
-from tests.inputs.test_reported_inputs import Masked
-from tests.support import box, make_learner
+from tests.inputs.general_envs import (
+    ALL,
+    GOES_ON,
+    PAID,
+    Game,
+    Says,
+    Told,
+    episodes_config,
+    episodes_runner,
+    general_training,
+    lives,
+)
+from tests.inputs.test_reported_inputs import Masked, NoBase
+from tests.support import box, largest_difference, make_learner, parameters
+
+
+@pytest.mark.parametrize(
+    "fault, message",
+    [
+        ("nan observation", "environment 'Spoiled', environment index 1 .*agent 'a1' got an observation.*step 3 .*nan"),
+        ("outside", "environment 'Spoiled', environment index 1 .*agent 'a1' got an observation.*step 3 .*2000"),
+        ("nan reward", "environment 'Spoiled', environment index 1 .*agent 'a1' got the reward nan.*step 2 "),
+    ],
+)
+def test_case_21_bad_numbers_name_agent_environment_and_step(fault, message):
+    game = Game(*lives(6, a0=5, a1=5), num_envs=2, env=Spoiled)
+    game.envs[1].fault = fault
+    before = parameters(game.learner)
+    with pytest.raises(ValueError, match=message):
+        game.update(game.sample(num_timesteps=16))
+    assert largest_difference(before, parameters(game.learner)) == 0.0
+    game.envs[1].fault = None
+    game.update(game.sample(num_timesteps=40, force_reset=True))
+
+
+class Spoiled(Told):
+    """What a1 is shown or paid in step 3 is wrong."""
+
+    fault = None
+
+    def step(self, action_dict):
+        seen, rewards, *rest = super().step(action_dict)
+        if self.t == 3 and self.fault == "nan reward":
+            rewards = {**rewards, "a1": float("nan")}
+        if self.t == 3 and self.fault in ("nan observation", "outside"):
+            seen["a1"][1] = np.nan if self.fault == "nan observation" else 2000.0
+        return seen, rewards, *rest
+
+
+def test_case_22_a_forgotten_base_class():
+    with pytest.raises(TypeError, match="NoBase, which is no known environment; needed: a class derived from JointEnv"):
+        episodes_config(NoBase).validate()
+
+
+class Wrong(Told):
+    """Answers in a wrong form."""
+
+    def __init__(self, config):
+        self.form = config["form"]
+        super().__init__({"steps": [GOES_ON] * 10})
+
+    def step(self, action_dict):
+        returned = super().step(action_dict)
+        if self.form in ("none", "four"):
+            return None if self.form == "none" else (*returned[:3], returned[4])
+        seen, rewards, terminateds, truncateds, infos = returned
+        wrong = {
+            "lists": {"seen": list(seen.values())},
+            "bool": {"terminateds": False, "truncateds": False},
+            "number": {"rewards": 1.0},
+            "unknown": {"seen": {**seen, "a7": seen["a0"]}},
+            "shape": {"seen": {**seen, "a1": np.zeros(4, np.float32)}},
+            "list": {"seen": {**seen, "a1": [0.0, 0.0]}},
+            "text": {"rewards": {"a0": "much", "a1": 1.0}},
+            "None": {"rewards": {"a0": None, "a1": 1.0}},
+            "array": {"rewards": {"a0": np.array([1.0, 2.0]), "a1": 1.0}},
+            "flag of nobody": {"terminateds": {"a7": True}},
+            "flag text": {"terminateds": {"a0": "no"}},
+        }[self.form]
+        right = {"seen": seen, "rewards": rewards, "terminateds": terminateds, "truncateds": truncateds}
+        return *{**right, **wrong}.values(), infos
+
+
+@pytest.mark.parametrize(
+    "form, error, message",
+    [
+        ("lists", TypeError, "returned observations as a list; return a dict agent -> val"),
+        ("four", TypeError, "step returned 4 values; return .observations, rewards, ter"),
+        ("none", TypeError, "step returned a NoneType; return .observations, rewards, te"),
+        ("bool", TypeError, "returned terminateds as a bool; return a dict agent -> val"),
+        ("number", TypeError, "returned rewards as a float; return a dict agent -> value"),
+        ("unknown", ValueError, "agent 'a7' is not in possible_agents .*'a0', 'a1'"),
+        ("shape", ValueError, r"agent 'a1'.*\(4,\).*\(3,\)"),
+        ("list", ValueError, r"agent 'a1'.*\(2,\).*\(3,\)"),
+        ("text", ValueError, "agent 'a0'.*'much'.*number"),
+        ("None", ValueError, "agent 'a0'.*None.*number"),
+        ("array", ValueError, "agent 'a0'.*number"),
+        ("flag of nobody", ValueError, "'a7'.*not in possible_agents"),
+        ("flag text", TypeError, "'a0'.*bool"),
+    ],
+)
+def test_case_22_wrong_answers_say_what_to_return(form, error, message):
+    config = episodes_config(Wrong, {"form": form})
+    with pytest.raises(error, match=f"'Wrong', environment index 0, step 1 .*{message}"):
+        general_training(config)
+
+
+@pytest.mark.parametrize("what", ["rewards", "observations"])
+def test_an_unknown_agent(what):
+    class Stranger(Told):
+        def step(self, action_dict):
+            seen, rewards, *rest = super().step(action_dict)
+            (rewards if what == "rewards" else seen)["a7"] = 1.0 if what == "rewards" else seen["a0"]
+            return seen, rewards, *rest
+
+    game = Game(Says("a0 a1", dict(PAID)), env=Stranger)
+    with pytest.raises(ValueError, match=r"'Stranger', environment index 0, step 1 .*agent 'a7' is not in possible_ag"):
+        game.sample()
+
+
+def test_a_reward_that_is_infinite():
+    game = Game(Says("a0 a1", {"a0": float("inf"), "a1": 1.0}), Says("", PAID, ALL))
+    with pytest.raises(ValueError, match="agent 'a0' got the reward inf for what it did at step 0 of its episode"):
+        game.rows()
+
+
+def test_nobody_in_the_first_step():
+    with pytest.raises(ValueError, match="'Told', environment index 0.*reset showed no agent anything"):
+        Game(GOES_ON, start="").sample()
+
+
+def test_dicts_that_the_environment_uses_again():
+    class SameDicts(Told):
+        def __init__(self, config):
+            super().__init__(config)
+            self.same = [{} for _ in range(5)]
+
+        def step(self, action_dict):
+            for mine, new in zip(self.same, super().step(action_dict), strict=True):
+                mine.clear()
+                mine.update(new)
+            action_dict.clear()
+            return tuple(self.same)
+
+    steps = [GOES_ON, Says("a1", PAID, {"a0": True}), Says("", {"a1": 1.0}, ALL)]
+    assert Game(*steps, env=SameDicts).rows() == Game(*steps).rows()
 
 
 def test_case_15_no_legal_action_is_an_error_that_names_agent_environment_and_step():
@@ -16,41 +163,6 @@ def test_case_15_no_legal_action_is_an_error_that_names_agent_environment_and_st
     )
     with pytest.raises(ValueError, match=message):
         runner.sample(num_timesteps=40)
-
-
-class Wrong(Told):
-    def __init__(self, config):
-        self.form = config["form"]
-        super().__init__({"steps": [GOES_ON] * 10})
-
-    def step(self, action_dict):
-        seen, rewards, terminateds, truncateds, infos = super().step(action_dict)
-        return {
-            "shape": ({**seen, "a1": np.zeros(4, np.float32)}, rewards, terminateds, truncateds, infos),
-            "list": ({**seen, "a1": [0.0, 0.0]}, rewards, terminateds, truncateds, infos),
-            "text": (seen, {"a0": "much", "a1": 1.0}, terminateds, truncateds, infos),
-            "None": (seen, {"a0": None, "a1": 1.0}, terminateds, truncateds, infos),
-            "array": (seen, {"a0": np.array([1.0, 2.0]), "a1": 1.0}, terminateds, truncateds, infos),
-            "flag of nobody": (seen, rewards, {"a7": True}, truncateds, infos),
-            "flag text": (seen, rewards, {"a0": "no"}, truncateds, infos),
-        }[self.form]
-
-
-@pytest.mark.parametrize(
-    "form, message",
-    [
-        ("shape", r"'Wrong', environment index 0, step 1 .*agent 'a1'.*\(4,\).*\(3,\)"),
-        ("list", r"'Wrong', environment index 0, step 1 .*agent 'a1'.*\(2,\).*\(3,\)"),
-        ("text", "'Wrong', environment index 0, step 1 .*agent 'a0'.*'much'.*number"),
-        ("None", "'Wrong', environment index 0, step 1 .*agent 'a0'.*None.*number"),
-        ("array", "'Wrong', environment index 0, step 1 .*agent 'a0'.*number"),
-        ("flag of nobody", "'Wrong', environment index 0, step 1 .*'a7'.*not in possible_agents"),
-        ("flag text", "'Wrong', environment index 0, step 1 .*'a0'.*bool"),
-    ],
-)
-def test_wrong_answers(form, message):
-    with pytest.raises((TypeError, ValueError, RuntimeError), match=message):
-        general_training(episodes_config(Wrong, {"form": form}))
 
 
 class SameBuffer(Told):

@@ -375,7 +375,8 @@ def test_case_22_a_list_in_place_of_a_dict(at):
     moment = "reset_joint" if at == 0 else f"step {at} of its episode"
     runner, _ = runner_and_learner(Odd, {"answer": lambda seen, rewards: (list(seen.values()), rewards), "at": at})
     message = f"environment 0, {moment}: observations are a list; return a dict"
-    with pytest.raises((TypeError, RuntimeError), match=message):
+    # What a step raises is wrapped by the runner, which knows the step.
+    with pytest.raises(RuntimeError if at else TypeError, match=message):
         runner.sample(num_timesteps=6)
     if at:
         runner, _ = runner_and_learner(Odd, {"answer": lambda seen, rewards: (seen, list(rewards.values())), "at": at})
@@ -411,7 +412,7 @@ def test_case_22_what_other_libraries_environments_return(form, flags):
         ("step", None, rf"Wrong.step returned 4 values; return \(observations, rewards, {flags}, truncat.*, infos\)"),
     ]:
         broken = type("Wrong", (Wrong,), {"moment": moment, "place": place})
-        with pytest.raises((TypeError, RuntimeError), match=says):
+        with pytest.raises(TypeError if moment == "reset" else RuntimeError, match=says):
             runner_and_learner(broken, {"lives": lives, "length": 6})[0].sample(num_timesteps=6)
 
 
@@ -430,7 +431,7 @@ def test_case_22_an_observation_outside_its_space(at):
 
     runner, _ = runner_and_learner(Odd, {"answer": short, "at": at})
     with pytest.raises(
-        (ValueError, RuntimeError), match=r"agent 'a1' has shape \(2,\); its observation space .*\(3,\)"
+        RuntimeError if at else ValueError, match=r"agent 'a1' has shape \(2,\); its observation space .*\(3,\)"
     ):
         runner.sample(num_timesteps=6)
 

@@ -24,21 +24,6 @@ from thrust_rllib import JointEnvRunner, JointPPO, JointPPOConfig, JointPPOLearn
 from thrust_rllib import algorithm as algorithm_module
 from thrust_rllib.audit import AlignmentError
 
-
-@pytest.fixture
-def build(ray_session):
-    """Builds algorithms and stops them after the test."""
-    built = []
-
-    def make(config):
-        built.append(config.copy(copy_frozen=False).build_algo())
-        return built[-1]
-
-    yield make
-    for algo in built:
-        algo.stop()
-
-
 # ------------------------------------------------------------------------------------------ runners
 
 

@@ -224,7 +224,7 @@ class JointEnvMultiAgentEnv(MultiAgentEnv):
         observations = {
             agent: result.observations[agent]
             for agent in self.possible_agents
-            if agent in acting or (agent in ended and agent in result.observations)
+            if agent in acting or ((step.over or agent in ended) and agent in result.observations)
         }
         rewards = {agent: reward for agent, reward in result.rewards.items() if agent in step.acted or reward != 0.0}
         return observations, rewards, terminateds, truncateds, self._infos(observations, result.extras)
