@@ -41,4 +41,4 @@ def test_who_waits_where_the_mover_is_truncated_is_truncated_with_its_last_obser
     for agent, last in (("a0", 2), ("a1", 1)):
         stream = batch.stream(agent)
         assert stream.truncated[last, 0] and not stream.terminated.any()
-        assert stream.bootstrap_obs[0, list(batch.bootstrap_rows).index(last)].tolist() == [3.0]
+        assert stream.bootstrap_obs[list(batch.bootstrap_rows).index(last)].tolist() == [3.0]
