@@ -540,6 +540,7 @@ def test_a_number_of_episodes_begins_with_a_reset_and_ends_with_the_last_of_them
 def test_finished_episodes_are_kept_for_metrics():
     """JointEpisodeRunner.get_metrics lets go of them: they would pile up."""
     runner = watched()
+    runner._tells_ends = True  # as with an on_episode_end callback, for which RLlib keeps them
     episodes = runner.sample(num_timesteps=20, explore=True)
     assert runner._done_episodes_for_metrics == [e for e in episodes if e.is_done]
     ongoing = {id_: chunks for id_, chunks in runner._ongoing_episodes_for_metrics.items() if chunks}
@@ -604,7 +605,7 @@ def test_what_the_loop_does_with_the_columns_of_actions():
     for episode in episodes:
         for single in episode.agent_episodes.values():
             assert single.get_actions().tolist() == [1, 1]
-            assert set(single.extra_model_outputs) == {"action_logp", "mine", "weights_seq_no"}
+            assert set(single.extra_model_outputs) == {"acted_at", "action_logp", "mine", "weights_seq_no"}
             assert single.get_extra_model_outputs("mine").tolist() == [5, 5]
 
 

@@ -68,7 +68,7 @@ def check(doors, steps, atol=0.0, **options):
 
 
 def test_all_built_in_environments_are_here():
-    assert set(BUILT_IN) == set(list_envs())
+    assert set(BUILT_IN) == {name for name in list_envs() if not name.startswith("only/")}  # other tests' own
 
 
 @pytest.mark.parametrize("env", [*BUILT_IN, *OTHERS])
