@@ -140,7 +140,7 @@ class JointEnvRunner(TeamRunner):
         """Plays and records `num_steps` steps in every environment; the episodes go on in the next call."""
         recorder = RolloutRecorder(self._groups, num_steps, self.num_envs)
         self._actor.take_weights()
-        start = self._clock.now()
+        began_at = self._clock.now()
         over = np.zeros((num_steps, self.num_envs), bool)
         times = np.zeros(num_steps)
         env_seconds = 0.0
@@ -177,7 +177,7 @@ class JointEnvRunner(TeamRunner):
                 self._actor.logp(index, recorder.array(index, "logits"), recorder.array(index, "actions"))
                 for index in range(len(self._groups))
             ],
-            origins(start, over) if self.config.audit else None,
+            origins(began_at, over) if self.config.audit else None,
         )
         if self._actor.normalizer is not None and not self.config.in_evaluation:
             for index, group in enumerate(self._groups):
@@ -251,7 +251,8 @@ class JointEnvRunner(TeamRunner):
         """Encodes what the environment shows next."""
         self._encoded = [group.encode(observations) for group in self._groups]
         self._masks = [group.masks(observations) for group in self._groups]
-        self._seen_at = self._clock.now()
+        if self.config.audit:
+            self._seen_at = self._clock.now()
 
     def _advance(self, result: JointStepResult) -> np.ndarray:
         """Takes over the next observations; returns which environments are over, bool [E]."""
@@ -259,7 +260,8 @@ class JointEnvRunner(TeamRunner):
         result.terminated = per_agent_flags(result.terminated, *shape)
         result.truncated = per_agent_flags(result.truncated, *shape)
         over = episode_over(result.terminated, result.truncated, result.present, result.over)
-        self._clock.advance(over)
+        if self.config.audit:
+            self._clock.advance(over)
         self._see(result.observations)
         self._episode_start = over
         return over

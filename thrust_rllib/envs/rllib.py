@@ -93,21 +93,21 @@ class RLlibJointEnv(JointEnv):
     def reset_joint(self, seed: int | None = None) -> dict[AgentID, Any]:
         """See `JointEnv.reset_joint`."""
         returned = returned_dicts(self.env, "reset", self.env.reset(seed=seed), ("observations", "infos"))
-        observations, self.infos = map(dict, returned)
+        observations, self.infos = returned
         self._living, self._ended = [], set()
         self._meet(observations)
         return observations
 
     def _meet(self, observations: Any) -> None:
         """Adds newcomers to the living agents."""
-        if len(self._living) < len(self.possible_agents):
-            self._living += [a for a in self.possible_agents if a in observations and a not in self._living]
+        self._living += [a for a in self.possible_agents if a in observations and a not in self._living]
 
     def step_joint(self, actions: Mapping[AgentID, Any]) -> JointStepResult:
         """See `JointEnv.step_joint`."""
         returned = returned_dicts(self.env, "step", self.env.step(dict(actions)), _STEP)
-        observations, rewards, terminateds, truncateds, self.infos = map(dict, returned)
-        self._meet(observations)
+        observations, rewards, terminateds, truncateds, self.infos = returned
+        if len(self._living) < len(self.possible_agents):
+            self._meet(observations)
         terminated: Any = False
         truncated: Any = False
         over = None
