@@ -13,8 +13,8 @@
 
 What is logged in `on_sample_end` comes out under `env_runners/`, as a mean over runners. A function in place of the
 class does as well: `.callbacks(on_train_result=function)`. Overriding `on_episode_created`, `_start`, `_step` or `_end`
-switches to sampling by RLlib's episodes, which takes four times as long as arrays; `on_sample_end` has every step of the rollout
-in both.
+switches to sampling by RLlib's episodes, which takes four times as long as arrays; `on_sample_end` has every step of
+the rollout in both.
 
 How often agents 0 to 3 work, and the spread: return of the agent that earns most minus that of the one that earns
 least.

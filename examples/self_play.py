@@ -4,10 +4,10 @@
     python examples/self_play.py --smoke                         4 iterations, seconds
 
 The players take turns (`takes_turns`), so that RLlib's episodes are sampled. A wrapper draws for each episode who moves
-first, and whom the learner meets: the opponent, or with a chance of 0.4 a rookie, who keeps his untrained network (a
+first, and whom the learner meets: the opponent, or with a chance of 0.4 a rookie, which keeps its untrained network (a
 learner that meets its copies alone gets used to them: it beat random moves in 86 to 94 of 100 games).
-`policies_to_train=["learner"]` freezes both; every `--refresh` iterations the opponent becomes the learner of that moment
-(`algo.copy_module`). Illegal moves are masked.
+`policies_to_train=["learner"]` freezes both; every `--refresh` iterations the opponent becomes the learner of that
+moment (`algo.copy_module`). Illegal moves are masked.
 
 Share of 400 games won against random moves after 4 minutes (about 490,000 turns, two cores):
 
