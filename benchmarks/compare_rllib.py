@@ -158,7 +158,7 @@ def draw(rows: list[Row]) -> Figure:
         places = [cases.index(tuple(str(row[key]) for key in CASE)) + 0.27 * (k - 1) for row in mine]
         draw_columns(axes, places, mine, 0.25, phase)
     draw_bar(axes, 1.0, "as fast as RLlib's PPO")
-    kinds = {"joint": "MultiAgentEnv", "vectorized": "VectorJointEnv", "episodes": "MultiAgentEnv, episodes"}
+    kinds = {"joint": "MultiAgentEnv", "vectorized": "VectorJointEnv", "episodes": "by episodes"}
     labels = [f"agents {agents}, envs {envs}\n{kinds[side]}, {clock} clock" for agents, envs, side, clock in cases]
     axes.set_xticks(range(len(cases)), labels)
     figure.legend(loc="outside right upper", frameon=False, fontsize=8.5)
