@@ -5,6 +5,8 @@ too many in the time index; a truncated agent counts as terminated when the othe
 all agents seen so far have ended, though others are still to come; rewards before an agent's first observation, and
 those that wait for its next one where a fragment is cut, are not trained on. `add_env_step` and `cut` are written anew
 here; everything else, and what callbacks and connectors read, is RLlib's.
+
+Longer than others: growing, cutting and the messages belong to one class, as in RLlib.
 """
 
 from __future__ import annotations
