@@ -589,7 +589,6 @@ def test_what_the_loop_passes_to_the_pipelines():
 def test_what_the_loop_does_with_the_columns_of_actions():
     """TeamActions: "actions" are stored, "actions_for_env" are played, all others are stored beside."""
     runner = watched()
-    runner._seed_actions()
     pipeline = runner._module_to_env
 
     def instead(**kwargs):

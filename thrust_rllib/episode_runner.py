@@ -37,6 +37,13 @@ class JointEpisodeRunner(TeamRunner):
     # --- construction ---------------------------------------------------------------------------------------------
 
     @override(MultiAgentEnvRunner)
+    def __init__(self, config: Any, **kwargs: Any) -> None:
+        super().__init__(config=config, **kwargs)
+        if self.env is not None:
+            for piece in self._module_to_env[TeamActions]:
+                piece.seed(self._next_actor_seed())
+
+    @override(MultiAgentEnvRunner)
     def make_env(self) -> None:
         if self.env is not None:
             self.env.close()
@@ -91,7 +98,6 @@ class JointEpisodeRunner(TeamRunner):
 
     @override(MultiAgentEnvRunner)
     def _sample(self, **kwargs: Any) -> list[JointEpisode]:
-        self._seed_actions()
         if self.normalizer is not None and self._cached_to_module:
             # Normalised at the end of the last rollout, before that entered the moments.
             self.normalizer(batch=self._cached_to_module, shared_data=self._shared_data)
@@ -128,13 +134,6 @@ class JointEpisodeRunner(TeamRunner):
                     if encoded is not None:
                         self._let_into_moments(module_id, encoded[steps.own])
         return episodes
-
-    def _seed_actions(self) -> None:
-        """Gives the piece that draws actions a stream of this runner's own, once."""
-        if not getattr(self, "_actions_seeded", False):
-            self._actions_seeded = True
-            for piece in self._module_to_env[TeamActions]:
-                piece.seed(self._next_actor_seed())
 
     @override(MultiAgentEnvRunner)
     def _increase_sampled_metrics(self, num_steps: int, next_obs: Any, episode: Any) -> int:

@@ -170,12 +170,13 @@ class JointPPOLearner(TorchLearner):
         self._check_is_built()
         timesteps = timesteps or {}
         rollouts = rollouts_of(training_data or TrainingData(episodes=episodes, episodes_refs=episodes_refs))
-        self.before_gradient_based_update(timesteps=timesteps)
-        self._set_schedules(timesteps.get(NUM_ENV_STEPS_SAMPLED_LIFETIME, 0) - sum(len(r) for r in rollouts))
-        self._weights_seq_no += 1
-
+        sampled = sum(len(rollout) for rollout in rollouts)
         batches = self._batches(rollouts)
         check_team(batches, self._module_ids(), self.config.policy_mapping_fn)
+        self.before_gradient_based_update(timesteps=timesteps)
+        self._set_schedules(timesteps.get(NUM_ENV_STEPS_SAMPLED_LIFETIME, 0) - sampled)
+        self._weights_seq_no += 1
+
         rows = self._joint_rows(batches)
         self._tell_minibatches_once(len(rows), minibatch_size)
         axis = ModuleAxis([len(m.agents) for m in rows.modules.values()], self._device)

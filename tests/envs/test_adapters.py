@@ -10,6 +10,7 @@ import pytest
 from mpe2 import simple_speaker_listener_v4, simple_spread_v3
 from pettingzoo import ParallelEnv
 from pettingzoo.test import parallel_api_test, parallel_seed_test
+from ray.rllib.examples.envs.classes.multi_agent import MultiAgentCartPole
 
 from tests.envs.helpers import Pair, assert_same, play
 from thrust_rllib.envs import (
@@ -31,6 +32,20 @@ BUILT_IN = [name for name in list_envs() if name not in ("debug/faulty", "debug/
 def test_parallel_api(name):
     parallel_api_test(JointEnvParallel(name), num_cycles=60)
     parallel_seed_test(lambda: JointEnvParallel(name))
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        lambda: "gymnasium:rware:rware-tiny-2ag-v2",
+        lambda: "gymnasium:lbforaging:Foraging-8x8-2p-2f-coop-v3",
+        lambda: RLlibJointEnv(MultiAgentCartPole({"num_agents": 2})),  # one falls before the other
+    ],
+    ids=["rware", "lbforaging", "rllib"],
+)
+def test_parallel_api_around_other_wrappers(inner):
+    parallel_api_test(JointEnvParallel(inner()), num_cycles=40)
+    parallel_seed_test(lambda: JointEnvParallel(inner()), num_cycles=5)
 
 
 def test_parallel_api_with_masks():

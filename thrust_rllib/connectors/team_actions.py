@@ -103,7 +103,9 @@ class TeamActions(ConnectorV2):
             if self._audit:
                 columns[ACTED_AT] = [episodes[env_index].env_t for env_index, _ in mine.rows]
             if self._store_outputs:
-                columns = {name: _numpy(x) for name, x in outputs.items() if len(x) == len(mine.rows)} | columns
+                columns = {
+                    name: _numpy(x) for name, x in outputs.items() if np.shape(x)[:1] == (len(mine.rows),)
+                } | columns
             for name, rows in columns.items():
                 by_env = result.setdefault(name, [{} for _ in episodes])
                 for (env_index, agent), value in zip(mine.rows, rows, strict=True):

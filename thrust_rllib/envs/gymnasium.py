@@ -30,15 +30,7 @@ class GymnasiumJointEnv(JointEnv):
         extras_from_infos: Sequence[str] = (),
         **env_config: Any,
     ) -> None:
-        if isinstance(env, str):
-            env = gym.make(env, **env_config)
-        elif not isinstance(env, gym.Env):
-            env = env(**env_config)
-        elif env_config:
-            raise TypeError(f"GymnasiumJointEnv got an environment and settings for one, {sorted(env_config)}")
-        if not isinstance(env, gym.Env):
-            raise TypeError(f"GymnasiumJointEnv got a {type(env).__name__}; needed: a gymnasium.Env")
-        self.env = env
+        self.env = env = made_env(env, env_config, type(self).__name__)
         self.possible_agents = [AGENT]
         self.observation_spaces = {AGENT: env.observation_space}
         self.action_spaces = {AGENT: env.action_space}
@@ -139,3 +131,25 @@ class GymnasiumVectorJointEnv(VectorJointEnv):
     def close(self) -> None:
         """Closes the environments."""
         self.env.close()
+
+
+def made_env(env: gym.Env | str | Callable[..., gym.Env], env_config: Mapping[str, Any], wrapper: str) -> gym.Env:
+    """A Gymnasium environment: itself, from its id, or from what makes one.
+
+    Args:
+        env: see above.
+        env_config: for `gymnasium.make` or the call.
+        wrapper: who asks, for messages.
+
+    Raises:
+        TypeError: no Gymnasium environment, or an environment and settings for one.
+    """
+    if isinstance(env, str):
+        env = gym.make(env, **env_config)
+    elif not isinstance(env, gym.Env):
+        env = env(**env_config)
+    elif env_config:
+        raise TypeError(f"{wrapper} got an environment and settings for one, {sorted(env_config)}")
+    if not isinstance(env, gym.Env):
+        raise TypeError(f"{wrapper} got a {type(env).__name__}; needed: a gymnasium.Env")
+    return env

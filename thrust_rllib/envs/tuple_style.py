@@ -12,6 +12,7 @@ from gymnasium import spaces
 from gymnasium.wrappers import PassiveEnvChecker
 
 from thrust_rllib.envs.extras import pick_extras
+from thrust_rllib.envs.gymnasium import made_env
 from thrust_rllib.envs.joint_env import AgentID, JointEnv, JointStepResult
 from thrust_rllib.envs.late_rewards import LateRewards
 from thrust_rllib.envs.spaces import element_nearest_zero, map_space
@@ -49,14 +50,7 @@ class TupleJointEnv(JointEnv):
     def __init__(
         self, env: gym.Env | str | Callable[..., gym.Env], *, extras_from_infos: Sequence[str] = (), **env_config: Any
     ) -> None:
-        if isinstance(env, str):
-            env = gym.make(env, **env_config)
-        elif not isinstance(env, gym.Env):
-            env = env(**env_config)
-        elif env_config:
-            raise TypeError(f"TupleJointEnv got an environment and settings for one, {sorted(env_config)}")
-        if not isinstance(env, gym.Env):
-            raise TypeError(f"TupleJointEnv got a {type(env).__name__}; needed: a gymnasium.Env")
+        env = made_env(env, env_config, type(self).__name__)
         self.env: gym.Env = _without_checker(env)
         self.name = type(env.unwrapped).__name__
         if not is_tuple_style(env):
