@@ -1,8 +1,8 @@
 """The data type that both doors fill and the learner reads: one rollout, all agents, the same time steps.
 
-Letters: T steps, E environments, N agents, n agents of one module, M valid joint rows, K bootstrap rows,
-A logits. A *joint row* is one step t of one environment e with all agents' data of that step; joint rows are
-numbered t·E + e inside a batch.
+Letters: T steps, E environments, N agents, n agents of one module, M valid joint rows, K bootstrap rows, C training
+sequences, A logits, S numbers of a recurrent module's state. A *joint row* is one step t of one environment e with all
+agents' data of that step; joint rows are numbered t·E + e inside a batch.
 """
 
 from __future__ import annotations
@@ -42,6 +42,9 @@ class ModuleStreams:
     | action_mask    | [T, n, E, A]    | allowed logits at sampling time, or None                           |
     | origin         | [T, n, E, 2]    | int64: a number of the episode, and the step of it that the agent  |
     |                |                 | acted at, as its own stream says; or None. Read by the audit       |
+    | state_in       | [n, C, S]       | the agent's state entering its first step at or behind each row of |
+    |                |                 | `JointBatch.sequence_rows` (`MemoryLayout` says what the numbers   |
+    |                |                 | are); None for a module without a state                            |
     """
 
     agents: tuple[AgentID, ...]
@@ -55,6 +58,7 @@ class ModuleStreams:
     bootstrap_obs: np.ndarray
     action_mask: np.ndarray | None = None
     origin: np.ndarray | None = None
+    state_in: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,9 @@ class JointBatch:
     | modules        |             | {module id: `ModuleStreams`}, ids sorted                                  |
     | bootstrap_rows | [K] int64   | rows t·E + e whose successor is not a row of this batch: a truncated step, |
     |                |             | or the last row of an environment whose episode goes on. Sorted           |
+    | sequence_rows  | [C] int64   | rows at which a training sequence of their column begins: the column's     |
+    |                |             | first, each fragment's first, and every `max_seq_len` rows behind these. A |
+    |                |             | sequence may hold starts of episodes. Sorted; None without recurrent modules |
     | episode_start  | [T, E] bool | first step of an episode                                                  |
     | valid          | [T, E] bool | false on padding                                                          |
     | global_state   | [T, E, S]   | state for a central critic, or None                                       |
@@ -98,6 +105,7 @@ class JointBatch:
     valid: np.ndarray
     global_state: np.ndarray | None = None
     extras: Mapping[str, np.ndarray] = field(default_factory=dict)
+    sequence_rows: np.ndarray | None = None
 
     @property
     def num_steps(self) -> int:
@@ -150,12 +158,14 @@ class JointBatch:
             raise ValueError(f"the rollout is empty: valid has shape {self.valid.shape}, needed [T, E] with T, E > 0")
         steps, envs = self.valid.shape
         _need("episode_start", self.episode_start.shape, (steps, envs))
-        rows = np.asarray(self.bootstrap_rows)
-        if rows.ndim != 1 or (np.diff(rows) <= 0).any() or (rows.size and not 0 <= rows[0] <= rows[-1] < steps * envs):
-            raise ValueError(
-                f"bootstrap_rows is {rows.tolist()}; needed: rows t·E + e of this batch, all below {steps * envs}, "
-                "sorted, each once"
-            )
+        _check_row_numbers("bootstrap_rows", self.bootstrap_rows, steps * envs)
+        num_sequences = 0
+        if self.sequence_rows is not None:
+            _check_row_numbers("sequence_rows", self.sequence_rows, steps * envs)
+            num_sequences = len(self.sequence_rows)
+            first = self.valid.argmax(axis=0) * envs + np.arange(envs)
+            if missing := np.setdiff1d(first[self.valid.any(axis=0)], self.sequence_rows).tolist():
+                raise ValueError(f"sequence_rows lacks {missing}, the first rows of their columns")
         if not self.modules:
             raise ValueError("a JointBatch needs at least one module with one agent; got none")
         for module_id, streams in self.modules.items():
@@ -172,6 +182,8 @@ class JointBatch:
                 _need(f"action_mask of module {module_id!r}", streams.action_mask.shape[:-1], (steps, n, envs))
             if streams.origin is not None:
                 _need(f"origin of module {module_id!r}", streams.origin.shape, (steps, n, envs, 2))
+            if streams.state_in is not None:
+                _need(f"state_in of module {module_id!r}", streams.state_in.shape[:2], (n, num_sequences))
             _need(
                 f"bootstrap_obs of module {module_id!r}",
                 streams.bootstrap_obs.shape[:2],
@@ -183,6 +195,14 @@ class JointBatch:
 
 
 _STEP_FIELDS = ("obs", "actions", "action_logp", "rewards", "present", "terminated", "truncated")
+
+
+def _check_row_numbers(name: str, numbers: np.ndarray, limit: int) -> None:
+    rows = np.asarray(numbers)
+    if rows.ndim != 1 or (np.diff(rows) <= 0).any() or (rows.size and not 0 <= rows[0] <= rows[-1] < limit):
+        raise ValueError(
+            f"{name} is {rows.tolist()}; needed: rows t·E + e of this batch, all below {limit}, sorted, each once"
+        )
 
 
 def _need(name: str, given: tuple[int, ...], needed: tuple[int, ...]) -> None:
