@@ -395,6 +395,8 @@ class ReferenceTrainer:
         coupling: the coupling before its coefficient, a scalar of {agent: [B, …]} features, masked policy outputs and
             presence [B]; None means the redundancy penalty.
 
+    `stopped` holds the modules that take no step for now; the caller fills and empties it.
+
     A module's losses are one mean over the present rows of all its agents (0 where there are none: it then
     takes no step); the joint loss is their sum over modules plus `redundancy_coeff` times
     the coupling over agents.
@@ -412,6 +414,7 @@ class ReferenceTrainer:
         self.coupling = coupling or self.redundancy
         self.per_module = {m: (per_module or {}).get(m, settings) for m in modules}
         self.agents = dict(agents) if agents is not None else {m: m for m in modules}
+        self.stopped: set[str] = set()
         self.parameters = {
             module_id: {name: np.array(p, dtype=np.float64) for name, p in module.parameters.items()}
             for module_id, module in modules.items()
@@ -457,9 +460,7 @@ class ReferenceTrainer:
             r, s = rollouts[agent_id], self.per_module[module_id]
             mask = np.ones(len(r.obs), bool) if r.present is None else np.asarray(r.present)
             present[agent_id] = torch.tensor(mask[rows])
-            # What stands at absent rows must not matter: zeros keep it finite.
-            obs = torch.tensor(np.where(mask[rows][:, None], np.asarray(r.obs, dtype=np.float64)[rows], 0.0))
-            features[agent_id], outputs, values = self._forward(leaves[module_id], obs)
+            features[agent_id], outputs, values = self._run(leaves[module_id], r, rows, mask[rows])
             kept = rows[mask[rows]]
             if r.action_mask is not None:
                 allowed = torch.tensor(np.asarray(r.action_mask)[rows])
@@ -520,7 +521,7 @@ class ReferenceTrainer:
     ) -> dict[str, float]:
         norms = dict.fromkeys(self.modules, 0.0)
         for module_id, named in grads.items():
-            if module_id not in self.settings.frozen and rows_of[module_id]:
+            if module_id not in self.settings.frozen | self.stopped and rows_of[module_id]:
                 limit = self.per_module[module_id].grad_clip
                 clipped, norms[module_id] = clip_by_global_norm(list(named.values()), limit)
                 optimizers[module_id].step(self.parameters[module_id], dict(zip(named, clipped, strict=True)))
@@ -540,6 +541,12 @@ class ReferenceTrainer:
             ends = np.cumsum([len(a) for a in kept.values()])[:-1]
             return dict(zip(kept, np.split(together, ends), strict=True))
         return kept
+
+    def _run(self, p: Mapping[str, torch.Tensor], rollout: ReferenceRollout, rows: np.ndarray, present: np.ndarray):
+        """`_forward` on rows [B] of an agent's rollout; present [B]."""
+        # What stands at absent rows must not matter: zeros keep it finite.
+        obs = np.where(present[:, None], np.asarray(rollout.obs, dtype=np.float64)[rows], 0.0)
+        return self._forward(p, torch.tensor(obs))
 
     @staticmethod
     def _forward(p: Mapping[str, torch.Tensor], obs: torch.Tensor):

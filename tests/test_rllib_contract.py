@@ -26,6 +26,7 @@ from ray.rllib.core.learner.learner import Learner
 from ray.rllib.core.learner.learner_group import LearnerGroup
 from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 from ray.rllib.core.learner.training_data import TrainingData
+from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from ray.rllib.core.rl_module.multi_rl_module import MultiRLModuleSpec
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.env.multi_agent_env_runner import MultiAgentEnvRunner
@@ -33,6 +34,7 @@ from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 from ray.rllib.utils.schedules.scheduler import Scheduler
 
+from tests.recurrent.test_slow_acting_agent import Hierarchy
 from tests.support import make_learner, make_runner, tiny_config, update
 from thrust_rllib import JointEnvRunner, JointLearnerGroup
 from thrust_rllib.episode_runner import JointEpisodeRunner
@@ -293,6 +295,18 @@ def test_a_copied_configuration_can_be_changed_again():
     copy = config.copy(copy_frozen=False)
     copy.lr = 0.5
     assert config.lr != 0.5 and not copy._is_frozen
+
+
+def test_rllibs_recurrent_ppo_fails_where_an_agents_step_is_open_at_a_cut(build):
+    """ray#60205: why the general door's memory lies in the episode (`JointEpisode.memory`, `TeamMemory`)."""
+    config = PPOConfig().environment(Hierarchy).env_runners(num_env_runners=0, rollout_fragment_length=10)
+    config.training(train_batch_size_per_learner=10, minibatch_size=10, num_epochs=1)
+    config.multi_agent(policies=["high", "low"], policy_mapping_fn=lambda agent, *args, **kwargs: agent)
+    config.rl_module(model_config=DefaultModelConfig(use_lstm=True, max_seq_len=5, vf_share_layers=True))
+    algo = build(config)
+    algo.train()
+    with pytest.raises(IndexError, match="out of bounds"):
+        algo.train()
 
 
 def test_options_per_module_make_a_configuration_per_module():

@@ -31,11 +31,13 @@ if TYPE_CHECKING:
     from thrust_rllib.registration import register
     from thrust_rllib.rl_modules.mlp import MLPModule
     from thrust_rllib.rl_modules.multi_discrete import MultiDiscreteMLPModule
+    from thrust_rllib.rl_modules.recurrent import GRUModule, LSTMModule
 
 _HOME_OF = {
     "CrossAgentLoss": "cross_agent_losses",
     "EpisodesToJointBatch": "connectors.episodes_to_joint_batch",
     "FeatureSimilarity": "cross_agent_losses",
+    "GRUModule": "rl_modules.recurrent",
     "JensenShannon": "cross_agent_losses",
     "JointBatch": "joint_batch",
     "JointEnv": "envs.joint_env",
@@ -48,6 +50,7 @@ _HOME_OF = {
     "JointPPOConfig": "config",
     "JointPPOLearner": "learner",
     "JointStepResult": "envs.joint_env",
+    "LSTMModule": "rl_modules.recurrent",
     "MLPModule": "rl_modules.mlp",
     "MultiDiscreteMLPModule": "rl_modules.multi_discrete",
     "PettingZooJointEnv": "envs.pettingzoo",
@@ -60,6 +63,7 @@ __all__ = [
     "CrossAgentLoss",
     "EpisodesToJointBatch",
     "FeatureSimilarity",
+    "GRUModule",
     "JensenShannon",
     "JointBatch",
     "JointEnv",
@@ -72,6 +76,7 @@ __all__ = [
     "JointPPOConfig",
     "JointPPOLearner",
     "JointStepResult",
+    "LSTMModule",
     "MLPModule",
     "MultiDiscreteMLPModule",
     "PettingZooJointEnv",

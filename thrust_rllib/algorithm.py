@@ -23,12 +23,16 @@ from ray.rllib.utils.metrics import (
     SYNCH_WORKER_WEIGHTS_TIMER,
     TIMERS,
 )
+from ray.rllib.utils.typing import ResultDict
+from ray.tune.result import DONE, SHOULD_CHECKPOINT
 
 from thrust_rllib.config import JointPPOConfig
 from thrust_rllib.connectors.observation_normalizer import ObservationNormalizer
+from thrust_rllib.entropy_guard import STOP_REASON, stop_reason
 from thrust_rllib.envs.names import nearest
 from thrust_rllib.envs.registry import make_joint_env
 from thrust_rllib.joint_batch import ModuleID
+from thrust_rllib.metrics import LOW_ENTROPY_UPDATES
 
 logger = logging.getLogger(__name__)
 
@@ -46,11 +50,29 @@ class JointPPO(PPO):
     """
 
     _empty_iterations = 0
+    _stop_reason: str | None = None
 
     @classmethod
     @override(PPO)
     def get_default_config(cls) -> JointPPOConfig:
         return JointPPOConfig()
+
+    @override(Algorithm)
+    def step(self) -> ResultDict:
+        """One iteration; one after which training does not go on has `done`, and says why under `STOP_REASON`.
+
+        Tune ends the trial then, with a checkpoint. A checkpoint does not hold the reason: an algorithm into which it
+        is restored trains on.
+
+        Raises:
+            RuntimeError: the iteration before was the last one; the reason.
+        """
+        if self._stop_reason is not None:
+            raise RuntimeError(self._stop_reason)
+        results = super().step()
+        if self._stop_reason is not None:
+            results |= {DONE: True, SHOULD_CHECKPOINT: True, STOP_REASON: self._stop_reason}
+        return results
 
     @override(PPO)
     def training_step(self) -> None:
@@ -77,6 +99,7 @@ class JointPPO(PPO):
                 shuffle_batch_per_epoch=self.config.shuffle_batch_per_epoch,
             )
             self.metrics.aggregate(results, key=LEARNER_RESULTS)
+            self._ask_entropy_guard()
 
         with self.metrics.log_time((TIMERS, SYNCH_WORKER_WEIGHTS_TIMER)):
             self.env_runner_group.sync_weights(
@@ -84,6 +107,19 @@ class JointPPO(PPO):
                 policies=sorted(self.config.policies),
                 inference_only=True,
             )
+
+    def _ask_entropy_guard(self) -> None:
+        """Ends the training after this iteration where the learner has counted enough updates of low entropy."""
+        # RLlib's `get_config_for_module` cannot be asked here: it changes a copy that is as frozen as the original.
+        own, default = self.config.algorithm_config_overrides_per_module, self.config.min_entropy
+        limits = {m: own.get(m, {}).get("min_entropy", default) for m in sorted(self.config.policies)}
+        if self._stop_reason is not None or all(limit is None for limit in limits.values()):
+            return
+        low_updates, entropies = (
+            {m: self.metrics.peek((LEARNER_RESULTS, m, name), default=0, latest_merged_only=True) for m in limits}
+            for name in (LOW_ENTROPY_UPDATES, "entropy")
+        )
+        self._stop_reason = stop_reason(low_updates, entropies, limits, self.config.min_entropy_updates)
 
     def _tell_nothing_came(self) -> None:
         """Warns when no runner answered, and ends the run when that happens again and again."""
@@ -177,6 +213,7 @@ class JointPPO(PPO):
         on with those they had.
         """
         super().restore_from_path(path, *args, **kwargs)
+        self._stop_reason = None
         self._hand_out_weights()
 
     def _hand_out_weights(self) -> None:
@@ -189,8 +226,8 @@ class JointPPO(PPO):
     def copy_module(self, source: ModuleID, target: ModuleID) -> None:
         """Lets module `target` act as `source` does now: a frozen opponent becomes the learner's latest self.
 
-        Copies weights and the moments of values in the learner, weights and the moments of observations in every
-        runner. The optimizers of both stay as they are.
+        Copies weights, the moments of values and the entropy guard's count in the learner, weights and the moments of
+        observations in every runner. The optimizers of both stay as they are.
 
         Args:
             source: a module.

@@ -31,6 +31,13 @@ class Policies(str, enum.Enum):
     shared = "shared"
 
 
+class Cell(str, enum.Enum):
+    """What networks remember with."""
+
+    lstm = "lstm"
+    gru = "gru"
+
+
 class Baseline(str, enum.Enum):
     """What a team is compared with."""
 
@@ -136,6 +143,16 @@ def train(
         Policies | None,
         _option(_TEAM, "A network for each agent, or one for all."),
     ] = None,
+    cell: Annotated[Cell | None, _option(_TEAM, "Networks with a memory: LSTM or GRU.")] = None,
+    model: Annotated[
+        _Texts,
+        _option(
+            _TEAM,
+            "A setting of the networks, e.g. cell_size=128, max_seq_len=32, fcnet_hiddens=[64]; repeatable.",
+            "--model",
+            metavar=_PAIR,
+        ),
+    ] = None,
     freeze: Annotated[_Texts, _option(_TEAM, "Leave its network as it is; repeatable.", metavar="AGENT")] = None,
     output: Annotated[
         Path | None,
@@ -159,7 +176,8 @@ def train(
 
     Options that are not given have the values of thrust_rllib.recipes, then of JointPPOConfig; config.json lists all.
 
-    Exit code: 0 finished, 1 failed while running, 2 wrong usage, 130 stopped by Ctrl-C.
+    Exit code: 0 finished, 1 failed while running or ended by min_entropy, with a checkpoint and the report, 2 wrong
+    usage, 130 stopped by Ctrl-C.
     """
     from thrust_rllib.command_line.options import TrainOptions
     from thrust_rllib.command_line.train import run
@@ -169,7 +187,8 @@ def train(
         envs_per_runner=envs_per_runner, threads=threads, seed=seed, lr=lr, critic_lr=critic_lr, gamma=gamma,
         lambda_=lambda_, entropy=entropy, batch=batch, minibatch=minibatch, epochs=epochs,
         normalize_observations=normalize_observations, settings=settings or (), redundancy=redundancy,
-        policies=None if policies is None else policies.value, freeze=freeze or (), output=output,
+        policies=None if policies is None else policies.value, cell=None if cell is None else cell.value,
+        model=model or (), freeze=freeze or (), output=output,
         checkpoint_every=checkpoint_every, eval_episodes=eval_episodes, live=live, traceback=traceback,
     )  # fmt: skip
     raise typer.Exit(run(options))

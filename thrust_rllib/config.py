@@ -12,8 +12,10 @@ from typing import Any
 
 from ray.rllib.algorithms.algorithm_config import NotProvided
 from ray.rllib.algorithms.ppo import PPOConfig
+from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.learner.learner import Learner
-from ray.rllib.core.rl_module.rl_module import RLModuleSpec
+from ray.rllib.core.rl_module.multi_rl_module import MultiRLModuleSpec
+from ray.rllib.core.rl_module.rl_module import RLModule, RLModuleSpec
 from ray.rllib.utils.annotations import override
 from ray.rllib.utils.typing import ModuleID
 from ray.util import log_once
@@ -31,6 +33,7 @@ from thrust_rllib.learner import JointPPOLearner
 from thrust_rllib.learner_group import JointLearnerGroup
 from thrust_rllib.options import checks_keywords
 from thrust_rllib.rl_modules.mlp import MLPModule
+from thrust_rllib.rl_modules.recurrent import module_class_for
 from thrust_rllib.sampling.agent_groups import agent_groups
 from thrust_rllib.teams import AgentToModule, DeclaredTeam, Team, is_team, mapped_table, team_table
 from thrust_rllib.unserved_options import refuse_swallowed
@@ -62,6 +65,10 @@ class JointPPOConfig(PPOConfig):
     | `gae_bootstrap`             | "value"    | what follows a truncated or last row; "zero" as the seed             |
     | `value_normalization`       | True       | train the critic on targets of running mean 0 and deviation 1        |
     | `value_clip_range`          | 0.2        | clip of the value's change, in the critic's units; inf for none      |
+    | `target_kl`                 | None       | number: a module whose approx_kl of a minibatch is larger rests ...  |
+    | `target_kl_scope`           | "epoch"    | ... for the rest of the epoch; "update" for that of the update       |
+    | `min_entropy`               | None       | number: training ends when a module's mean entropy of an update ...  |
+    | `min_entropy_updates`       | 3          | ... was lower so many updates running                                |
     | `audit`                     | False      | stop at the first joint row whose agents' steps differ (True where   |
     |                             |            | the environment variable THRUST_RLLIB_AUDIT is 1)                    |
 
@@ -93,6 +100,10 @@ class JointPPOConfig(PPOConfig):
         self.cross_agent_losses: dict[str, CrossAgentLoss] = {}
         self.cross_agent_coeffs: dict[str, Any] = {}
         self.coupling_gradient_interval = 10
+        self.target_kl: float | None = None
+        self.target_kl_scope = "epoch"
+        self.min_entropy: float | None = None
+        self.min_entropy_updates = 3
         self.audit = os.environ.get(AUDIT_VARIABLE, "") not in ("", "0")
         self.sampling = "auto"
         self.normalize_observations = False
@@ -147,6 +158,10 @@ class JointPPOConfig(PPOConfig):
         gae_bootstrap: str = NotProvided,
         value_normalization: bool = NotProvided,
         value_clip_range: float = NotProvided,
+        target_kl: float | None = NotProvided,
+        target_kl_scope: str = NotProvided,
+        min_entropy: float | None = NotProvided,
+        min_entropy_updates: int = NotProvided,
         audit: bool = NotProvided,
         **kwargs: Any,
     ) -> Self:
@@ -168,6 +183,10 @@ class JointPPOConfig(PPOConfig):
             gae_bootstrap=gae_bootstrap,
             value_normalization=value_normalization,
             value_clip_range=value_clip_range,
+            target_kl=target_kl,
+            target_kl_scope=target_kl_scope,
+            min_entropy=min_entropy,
+            min_entropy_updates=min_entropy_updates,
             audit=audit,
         )
 
@@ -309,7 +328,31 @@ class JointPPOConfig(PPOConfig):
 
     @override(PPOConfig)
     def get_default_rl_module_spec(self) -> RLModuleSpec:
-        return RLModuleSpec(module_class=MLPModule)
+        if isinstance(self._rl_module_spec, MultiRLModuleSpec):
+            return RLModuleSpec(module_class=MLPModule)  # get_multi_rl_module_spec goes module by module
+        return RLModuleSpec(module_class=self.module_class(DEFAULT_MODULE_ID))
+
+    @override(PPOConfig)
+    def get_multi_rl_module_spec(self, **options: Any) -> MultiRLModuleSpec:
+        """As RLlib's; where no class is named, each module's own `model_config` decides (`module_class`)."""
+        spec = super().get_multi_rl_module_spec(**options)
+        if options.get("single_agent_rl_module_spec") is None:
+            for module_id, module_spec in spec.rl_module_specs.items():
+                module_spec.module_class = self.module_class(module_id)
+        return spec
+
+    def module_class(self, module_id: ModuleID) -> type[RLModule]:
+        """The class that a module's spec names, else the one that its `model_config` asks for.
+
+        Raises:
+            ValueError: an unknown cell.
+        """
+        spec = self._rl_module_spec
+        if isinstance(spec, MultiRLModuleSpec):
+            spec = spec.rl_module_specs.get(module_id)
+        if spec is None:
+            return module_class_for(self.model_config)
+        return spec.module_class or module_class_for(self.model_config | spec._get_model_config())
 
     @override(PPOConfig)
     def get_default_learner_class(self) -> type[Learner]:

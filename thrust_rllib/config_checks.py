@@ -21,6 +21,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "gae_bootstrap": ("value", "zero"),
     "standardize_advantages": ("rollout", "minibatch", "team", False),
     "sampling": ("auto", "arrays", "episodes"),
+    "target_kl_scope": ("epoch", "update"),
     "grad_clip_by": ("global_norm", "norm", "value"),
     "iterate_all_minibatches": (True, False),
     "value_normalization": (True, False),
@@ -40,7 +41,7 @@ NOT_CALLED = (
 
 PER_MODULE = (
     "lr", "critic_lr", "gamma", "lambda_", "entropy_coeff", "clip_param", "value_clip_range", "vf_clip_param",
-    "vf_loss_coeff", "grad_clip", "value_normalization",
+    "vf_loss_coeff", "grad_clip", "value_normalization", "target_kl", "min_entropy",
 )  # fmt: skip
 """What `algorithm_config_overrides_per_module` may set; the rest is read once for the whole team."""
 
@@ -151,10 +152,29 @@ def _check_numbers(config: JointPPOConfig) -> None:
         raise ValueError(f"vf_loss_coeff={config.vf_loss_coeff!r}; needed: a number ≥ 0")
     if config.grad_clip is not None and not _is_number(config.grad_clip):
         raise ValueError(f"grad_clip={config.grad_clip!r}; needed: a number, or None for no clip")
+    _check_stops(config)
     _check_schedule("lr", config.lr)
     _check_schedule("entropy_coeff", config.entropy_coeff)
     if config.critic_lr is not None:
         _check_schedule("critic_lr", config.critic_lr)
+
+
+def _check_stops(config: JointPPOConfig) -> None:
+    target = config.target_kl
+    if target is not None and (not _is_number(target) or not target > 0):
+        raise ValueError(f"target_kl={target!r}; needed: a number > 0 (nats), or None for no such stop")
+    if target is not None and config.target_kl_scope == "epoch" and not config.iterate_all_minibatches:
+        raise ValueError(
+            f"target_kl={target!r} would change nothing: it stops for the rest of an epoch (target_kl_scope='epoch'), "
+            "and an epoch is one minibatch (iterate_all_minibatches=False). Set iterate_all_minibatches=True, or "
+            "target_kl_scope='update'."
+        )
+    limit = config.min_entropy
+    if limit is not None and (not _is_number(limit) or not math.isfinite(limit)):
+        raise ValueError(f"min_entropy={limit!r}; needed: a finite number (nats), or None for no entropy guard")
+    updates = config.min_entropy_updates
+    if isinstance(updates, bool) or not isinstance(updates, int) or updates < 1:
+        raise ValueError(f"min_entropy_updates={updates!r}; needed: a whole number of updates ≥ 1")
 
 
 def _is_number(value: Any) -> bool:
@@ -201,7 +221,7 @@ def check_team(config: JointPPOConfig, table: Mapping[AgentID, ModuleID]) -> Non
         table: {agent: module}.
 
     Raises:
-        ValueError: a coupling with too few agents, or an option for an unknown module.
+        ValueError: a coupling with too few agents, an option for an unknown module, or a cell that is none.
     """
     for name, loss in config.cross_agent_losses.items():
         needed = getattr(loss, "min_agents", 2)
@@ -212,6 +232,8 @@ def check_team(config: JointPPOConfig, table: Mapping[AgentID, ModuleID]) -> Non
             )
     _check_overrides(config)
     modules = sorted(set(table.values()))
+    for module_id in modules:
+        config.module_class(module_id)
     named: list[tuple[str, Any]] = [
         ("algorithm_config_overrides_per_module", config.algorithm_config_overrides_per_module)
     ]

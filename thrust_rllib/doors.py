@@ -104,3 +104,16 @@ def check_door(config: JointPPOConfig) -> None:
             f"normalize_observations=True with env_runner_cls={config.env_runner_cls.__name__}: RLlib's own runners do "
             "not keep what their modules saw. Derive the class from JointEpisodeRunner, or normalise in a connector."
         )
+    elif not issubclass(config.env_runner_cls, JointEpisodeRunner) and (recurrent := _recurrent_modules(config)):
+        raise ValueError(
+            f"env_runner_cls={config.env_runner_cls.__name__} with recurrent modules {recurrent}: RLlib's own runners "
+            "lose what an agent remembers while its step is open. Derive the class from JointEpisodeRunner."
+        )
+
+
+def _recurrent_modules(config: JointPPOConfig) -> list[str]:
+    """Ids of the modules with a state; they are built for it."""
+    codecs = config.team_codec().modules
+    spaces = {module_id: (codec.encoder.encoded_space, codec.action_space) for module_id, codec in codecs.items()}
+    modules = config.get_multi_rl_module_spec(spaces=spaces, inference_only=True).build()
+    return [module_id for module_id in sorted(modules.keys()) if modules[module_id].is_stateful()]

@@ -22,6 +22,7 @@ from ray.rllib.utils.metrics import ENV_STEP_TIMER
 from thrust_rllib.envs.joint_env import JointStepResult, VectorJointEnv, episode_over, per_agent_flags
 from thrust_rllib.envs.registry import make_vector_env
 from thrust_rllib.joint_batch import AgentID, JointBatch
+from thrust_rllib.rl_modules.memory import joint_sequence_length
 from thrust_rllib.sampling.acting import TeamActor
 from thrust_rllib.sampling.agent_groups import agent_groups, env_actions
 from thrust_rllib.sampling.episode_clock import EpisodeClock, origins
@@ -111,6 +112,8 @@ class JointEnvRunner(TeamRunner):
     def _make_actor(self) -> None:
         self._actor = TeamActor(self._groups, self.module, self.normalizer, self._device, self._next_actor_seed())
         self._groups = self._actor.groups
+        modules = {m: self.module[m].unwrapped() for group in self._groups for m in group.module_ids}
+        self._sequence_length = joint_sequence_length(modules)
 
     # --- sampling -------------------------------------------------------------------------------------------------
 
@@ -138,7 +141,7 @@ class JointEnvRunner(TeamRunner):
 
     def _record(self, num_steps: int, explore: bool, random_actions: bool) -> JointBatch:
         """Plays and records `num_steps` steps in every environment; the episodes go on in the next call."""
-        recorder = RolloutRecorder(self._groups, num_steps, self.num_envs)
+        recorder = RolloutRecorder(self._groups, num_steps, self.num_envs, self._sequence_length)
         self._actor.take_weights()
         began_at = self._clock.now()
         over = np.zeros((num_steps, self.num_envs), bool)
@@ -241,6 +244,7 @@ class JointEnvRunner(TeamRunner):
             seeds = self._next_env_seeds()
         observations = self._reset_safely(self.env.reset_joint, seeds=seeds)
         self._clock.reset()
+        self._actor.restart()
         self._see(observations)
         self._episode_start = np.ones(self.num_envs, bool)
         self._checks.reset()
@@ -262,6 +266,7 @@ class JointEnvRunner(TeamRunner):
         over = episode_over(result.terminated, result.truncated, result.present, result.over)
         if self.config.audit:
             self._clock.advance(over)
+        self._actor.advance(result.present, over)
         self._see(result.observations)
         self._episode_start = over
         return over

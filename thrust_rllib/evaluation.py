@@ -6,11 +6,13 @@ step needs every episode's return *and* length.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from ray.rllib.utils.annotations import override
 
 from thrust_rllib.confidence import MeanInterval, mean_interval
 from thrust_rllib.envs.joint_env import AgentID, VectorJointEnv, episode_over, per_agent_flags
@@ -22,7 +24,25 @@ from thrust_rllib.sampling.episode_shares import episodes_per_environment
 from thrust_rllib.sampling.team_runner import TeamRunner
 
 MAX_ENVS = 256
-Policy = Callable[[Any], Any]  # what a `VectorJointEnv` shows -> the actions it takes
+
+Policy = Callable[[Any], Any]
+"""What a `VectorJointEnv` shows to the actions it takes. One that remembers derives from `RememberingPolicy`."""
+
+
+class RememberingPolicy(ABC):
+    """A policy whose actions depend on what it has seen before."""
+
+    @abstractmethod
+    def __call__(self, observations: Any) -> Any:
+        """Actions for all environments."""
+
+    @abstractmethod
+    def restart(self) -> None:
+        """All environments have been reset."""
+
+    @abstractmethod
+    def advance(self, present: np.ndarray | None, over: np.ndarray) -> None:
+        """A step has been taken: bool [N, E] who acted (None: everybody), bool [E] which environments begin anew."""
 
 
 @dataclass(frozen=True)
@@ -129,13 +149,19 @@ def play_policy(env: VectorJointEnv, policy: Policy, num_episodes: int, *, seed:
     running, steps = np.zeros((len(names), num_envs)), np.zeros(num_envs, np.int64)
     played: list[list[tuple[np.ndarray, int]]] = [[] for _ in range(num_envs)]
     observations = env.reset_joint(seeds_for(seed, num_envs)[:-1])
+    remembering = policy if isinstance(policy, RememberingPolicy) else None
+    if remembering is not None:
+        remembering.restart()
     while remaining.any():
         result = env.step_joint(policy(observations))
         observations = result.observations
         running += result.rewards
         steps += 1
         terminated, truncated = (per_agent_flags(x, *running.shape) for x in (result.terminated, result.truncated))
-        for e in np.flatnonzero(episode_over(terminated, truncated, result.present, result.over)):
+        over = episode_over(terminated, truncated, result.present, result.over)
+        if remembering is not None:
+            remembering.advance(result.present, over)
+        for e in np.flatnonzero(over):
             if remaining[e]:
                 remaining[e] -= 1
                 played[e].append((running[:, e].copy(), int(steps[e])))
@@ -153,7 +179,7 @@ def seeds_for(seed: int, num_envs: int) -> list[int]:
     return np.random.SeedSequence(seed).generate_state(num_envs + 1).tolist()
 
 
-class TeamPolicy:
+class TeamPolicy(RememberingPolicy):
     """The team of an algorithm, with its weights of now, as a policy for `play_policy`; see `play_episodes`.
 
     Args:
@@ -190,8 +216,8 @@ class TeamPolicy:
             (child,) = np.random.SeedSequence(seed).spawn(1)
             self._random_actor = team_actor(algo, env, int(child.generate_state(1)[0]))
 
+    @override(RememberingPolicy)
     def __call__(self, observations: Any) -> Any:
-        """Actions for all environments."""
         encoded = [group.encode(observations) for group in self._groups]
         masks = [group.masks(observations) for group in self._groups]
         actions = [acted.actions for acted in self._actor.act(encoded, masks, self._explore)]
@@ -202,6 +228,14 @@ class TeamPolicy:
                 for rows, chosen, other in zip(self._random_rows, actions, drawn, strict=True)
             ]
         return env_actions(self._groups, actions)
+
+    @override(RememberingPolicy)
+    def restart(self) -> None:
+        self._actor.restart()
+
+    @override(RememberingPolicy)
+    def advance(self, present: np.ndarray | None, over: np.ndarray) -> None:
+        self._actor.advance(present, over)
 
 
 def team_actor(algo: Any, env: VectorJointEnv, seed: int) -> TeamActor:

@@ -55,6 +55,8 @@ class JointEpisode(MultiAgentEpisode):
     | env_index        | which of the runner's environments this is                                          |
     | extras           | {environment step: {name: value, or {agent: value}}} from infos["__common__"]["extras"] |
     | bootstrap_inputs | {agent: what its module would see next}, where observations are normalised          |
+    | memory           | {agent: [S], the state in which its recurrent module enters its next step}; without |
+    |                  | an entry it is the initial one                                                      |
 
     Args:
         env_name: of the environment, for messages.
@@ -79,6 +81,7 @@ class JointEpisode(MultiAgentEpisode):
         self.acted: dict[AgentID, int] = defaultdict(int)
         self.extras: dict[int, Mapping[str, Any]] = {}
         self.bootstrap_inputs: dict[AgentID, Any] = {}
+        self.memory: dict[AgentID, np.ndarray] = {}
         self._finished = False  # numpy arrays; nothing can be added
         self._stepped: tuple[AgentID, ...] = ()  # agents with an observation of this moment
         self._ended: set[AgentID] = set()
@@ -225,13 +228,14 @@ class JointEpisode(MultiAgentEpisode):
                 dropped,
             )
         self._del_hanging(agent)
+        self.memory.pop(agent, None)
         self._ended.add(agent)
 
     # --- cutting --------------------------------------------------------------------------------------------------
 
     @override(MultiAgentEpisode)
     def cut(self, len_lookback_buffer: int = 0) -> JointEpisode:
-        """The fragment that goes on from here, with all open steps and rewards.
+        """The fragment that goes on from here, with all open steps and rewards, and what the agents remember.
 
         Args:
             len_lookback_buffer: number of steps of each agent that the new fragment can look back to, as far as there
@@ -268,6 +272,7 @@ class JointEpisode(MultiAgentEpisode):
             successor.agent_t_started[agent] = before.t
             successor.env_t_to_agent_t[agent] = InfiniteLookbackBuffer(list(index), lookback=len(index) - 1)
         successor.acting, successor._stepped = self.acting, self._stepped
+        successor.memory = dict(self.memory)
         successor._ended = set(self._ended)
         successor._acted_at = dict(self._acted_at)
         for name in ("actions_end", "extra_model_outputs_end", "rewards_end", "rewards_begin"):

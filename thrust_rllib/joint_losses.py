@@ -14,15 +14,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from ray.rllib.core.columns import Columns
 from torch import Tensor
 
 from thrust_rllib import functional as F
 from thrust_rllib.cross_agent_losses import CrossAgentLoss
 from thrust_rllib.joint_batch import AgentID, ModuleID
 from thrust_rllib.joint_rows import JointRows
+from thrust_rllib.module_forward import forward_module
 from thrust_rllib.rl_modules.distributions import mask_logits, runs_alike
-from thrust_rllib.rl_modules.mlp import ENCODER_FEATURES
 
 
 class ModuleAxis:
@@ -168,22 +167,22 @@ def forward_team(module: Any, rows: JointRows, trained: Mapping[ModuleID, bool])
     features: dict[AgentID, Tensor] = {}
     logits: dict[AgentID, Tensor] = {}
     actions: dict[AgentID, Tensor] = {}
+    sequences = rows.module_sequences()
     for module_id, mine in rows.modules.items():
         shape = mine.obs.shape[:2]
         rl_module = module[module_id].unwrapped()
-        batch = {Columns.OBS: mine.obs.flatten(0, 1)}
         with nullcontext() if trained[module_id] else torch.no_grad():
-            outputs = rl_module.forward_train(batch)
-            own_logits = outputs[Columns.ACTION_DIST_INPUTS]
+            said = forward_module(rl_module, mine.obs.flatten(0, 1), sequences.get(module_id))
+            own_logits = said.logits
             if mine.action_mask is not None:
                 own_logits = mask_logits(own_logits, mine.action_mask.flatten(0, 1))
-            values.append(rl_module.compute_values(batch, embeddings=outputs.get(Columns.EMBEDDINGS)).view(shape))
+        values.append(said.values.view(shape))
         classes.append(rl_module.get_train_action_dist_cls())
         inputs.append(own_logits)
         logits.update(zip(mine.agents, own_logits.view(*shape, -1), strict=True))
         actions.update(zip(mine.agents, mine.actions, strict=True))
-        if ENCODER_FEATURES in outputs:
-            features.update(zip(mine.agents, outputs[ENCODER_FEATURES].reshape(*shape, -1), strict=True))
+        if said.features is not None:
+            features.update(zip(mine.agents, said.features.reshape(*shape, -1), strict=True))
     logp, entropy = [], []
     sampled = [mine.actions.flatten(0, 1) for mine in rows.modules.values()]
     for run in runs_alike(classes, inputs):

@@ -5,8 +5,10 @@ Letters: N agents (module after module, the order of the agent axis), n agents o
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,13 +16,22 @@ from torch import Tensor
 
 from thrust_rllib.functional import RunningMoments, generalized_advantages, standardize
 from thrust_rllib.joint_batch import AgentID, JointBatch, ModuleID, ModuleStreams
+from thrust_rllib.minibatches import Units
+from thrust_rllib.rl_modules.memory import MemoryLayout
+from thrust_rllib.sequences import ModuleSequences, RowSequences, TimeAxis, row_sequences
+
+ValuesOf = Callable[[ModuleID, Tensor, ModuleSequences | None], Tensor]
+
+MAX_SEQUENCE_ROWS = 32_768
+"""Padded rows of one forward pass for the values of a recurrent module: bounds the memory."""
 
 
 @dataclass(frozen=True)
 class ModuleRows:
     """Rows of the agents that one module plays: obs [n, M, …], actions [n, M, …], action_mask [n, M, A] or None.
 
-    origin: [n, M, 2] episode and step of each row, as `ModuleStreams` has them, or None.
+    origin: [n, M, 2] episode and step of each row, as `ModuleStreams` has them, or None. memory: of a recurrent module
+    what its state is, and state_in [n, C, S] the state entering each training sequence of the whole rollout.
     """
 
     agents: tuple[AgentID, ...]
@@ -28,6 +39,8 @@ class ModuleRows:
     actions: Tensor
     action_mask: Tensor | None
     origin: Tensor | None = None
+    memory: MemoryLayout | None = None
+    state_in: Tensor | None = None
 
     def select(self, rows: Tensor) -> ModuleRows:
         """The given rows [B] of every agent."""
@@ -38,6 +51,8 @@ class ModuleRows:
             self.actions.index_select(1, rows),
             None if mask is None else mask.index_select(1, rows),
             None if origin is None else origin.index_select(1, rows),
+            self.memory,
+            self.state_in,
         )
 
 
@@ -54,11 +69,14 @@ class JointRows:
     | advantages    | [N, M]       |                                                       |
     | value_targets | [N, M]       | in the network's units                                |
     | present       | [N, M] bool  | the agent acted                                       |
+    | sequences     |              | the training sequences of the rows; None where no     |
+    |               |              | module is recurrent. A minibatch holds whole ones     |
     """
 
     modules: dict[ModuleID, ModuleRows]
     columns: Tensor
     present: Tensor
+    sequences: RowSequences | None = None
 
     @property
     def action_logp(self) -> Tensor:
@@ -83,19 +101,40 @@ class JointRows:
     def __len__(self) -> int:
         return self.present.shape[1]
 
+    def units(self) -> Units:
+        """What minibatches are made of: rows, or whole training sequences."""
+        return Units.single_rows(len(self)) if self.sequences is None else self.sequences.units()
+
     def select(self, rows: Tensor) -> JointRows:
-        """A joint minibatch: the given rows [B], the same for every agent."""
+        """A joint minibatch: the given rows [B] (indices on the host), the same for every agent."""
+        sequences = None if self.sequences is None else self.sequences.select(rows.numpy())
+        rows = rows.to(self.present.device)
         return JointRows(
             {module_id: module.select(rows) for module_id, module in self.modules.items()},
             self.columns.index_select(2, rows),
             self.present.index_select(1, rows),
+            sequences,
         )
+
+    def module_sequences(self) -> dict[ModuleID, ModuleSequences]:
+        """The sequences of every recurrent module."""
+        found: dict[ModuleID, ModuleSequences] = {}
+        layouts: dict[Any, Any] = {}
+        start = 0
+        for module_id, module in self.modules.items():
+            agents = slice(start, start + len(module.agents))
+            start = agents.stop
+            if module.memory is not None:
+                assert self.sequences is not None and module.state_in is not None
+                found[module_id] = self.sequences.of_agents(agents, module.state_in, module.memory, layouts)
+        return found
 
 
 def joint_rows(
     batches: Sequence[JointBatch],
     *,
-    values_of: Callable[[ModuleID, Tensor], Tensor],
+    values_of: ValuesOf,
+    memories: Mapping[ModuleID, MemoryLayout],
     normalizers: Mapping[ModuleID, RunningMoments],
     gamma: Mapping[ModuleID, float],
     lambda_: Mapping[ModuleID, float],
@@ -107,7 +146,8 @@ def joint_rows(
 
     In this order:
 
-    1. values of all observations and of what follows truncated and last rows, one forward per module;
+    1. values of all observations and of what follows truncated and last rows, one forward per module (a recurrent one
+       takes one more step of its cell for what follows, from its state behind the row);
     2. advantages and value targets per batch, along time, in the units of the rewards;
     3. rows of all batches behind each other, padding left out;
     4. value targets into the network's units (where values are normalised, the moments take them in first);
@@ -115,7 +155,9 @@ def joint_rows(
 
     Args:
         batches: rollouts of the same modules and agents; T and E may differ.
-        values_of: (module id, obs [R, …]) to values [R], without gradient, in the network's units.
+        values_of: (module id, obs [R, …], sequences of a recurrent module or None) to values [R], without gradient, in
+            the network's units.
+        memories: {module: what its state is} of the recurrent modules.
         normalizers: {module: running moments of its value targets}; a module without one trains on raw targets.
         gamma: discount per module.
         lambda_: GAE's λ per module.
@@ -124,10 +166,13 @@ def joint_rows(
         device: of the result.
 
     Raises:
-        ValueError: no batch, batches of different teams, or values that are not finite.
+        ValueError: no batch, batches of different teams, values that are not finite, or a batch that does not say where
+            sequences begin and with which states.
     """
     modules = _check_same_team(batches)
-    values = {m: _values(batches, m, values_of) for m in modules}
+    for batch in batches:
+        _check_states(batch, memories)
+    values = {m: _values(batches, m, values_of, memories.get(m), device) for m in modules}
     sizes = [len(modules[m]) for m in modules]
 
     def per_agent(numbers: Sequence[float]) -> Tensor:
@@ -169,11 +214,12 @@ def joint_rows(
         advantages = standardize(advantages, present, dim=1, floor="max")
     return JointRows(
         modules={
-            m: _module_rows(batches, m, agents, mine, device)
+            m: _module_rows(batches, m, agents, mine, memories.get(m), device)
             for (m, agents), mine in zip(modules.items(), present.split(sizes), strict=True)
         },
         columns=torch.stack([logp, raw, advantages, targets]).to(device),
         present=present.to(device),
+        sequences=_sequences(batches, present) if memories else None,
     )
 
 
@@ -187,21 +233,48 @@ def _check_same_team(batches: Sequence[JointBatch]) -> dict[ModuleID, tuple[Agen
     return teams[0]
 
 
+def _check_states(batch: JointBatch, memories: Mapping[ModuleID, MemoryLayout]) -> None:
+    for module_id, memory in memories.items():
+        state_in = batch.modules[module_id].state_in
+        if batch.sequence_rows is None or state_in is None:
+            raise ValueError(
+                f"module {module_id!r} is recurrent, but the rollout does not say where training sequences begin and "
+                "with which states; fill JointBatch.sequence_rows and ModuleStreams.state_in, as the runners do"
+            )
+        if state_in.shape[2:] != (memory.size,):
+            raise ValueError(
+                f"module {module_id!r}: the states of the rollout have shape {state_in.shape[2:]}, needed "
+                f"({memory.size},), the numbers of its own state; sample with the same module that is trained"
+            )
+
+
 def _values(
-    batches: Sequence[JointBatch], module_id: ModuleID, values_of: Callable[[ModuleID, Tensor], Tensor]
+    batches: Sequence[JointBatch],
+    module_id: ModuleID,
+    values_of: ValuesOf,
+    memory: MemoryLayout | None,
+    device: torch.device | str,
 ) -> list[tuple[Tensor, Tensor]]:
     """Per batch: values [T, n, E] of its observations, and [T, n, E] of what follows (0 where nothing is needed)."""
     streams = [batch.modules[module_id] for batch in batches]
     flat = [s.obs.reshape(-1, *s.obs.shape[3:]) for s in streams]
     flat += [s.bootstrap_obs.reshape(-1, *s.obs.shape[3:]) for s in streams]
-    values = values_of(module_id, torch.from_numpy(np.concatenate(flat))).float().cpu()
-    if not torch.isfinite(values).all():
-        raise ValueError(
-            f"module {module_id!r} gives values that are not finite ({int((~torch.isfinite(values)).sum())} of "
-            f"{values.numel()}); its weights or its observations have diverged. Lower lr or critic_lr, or normalise "
-            "the observations with .env_runners(normalize_observations=True)."
-        )
-    chunks = values.split([len(f) for f in flat])
+    if memory is None:
+        values = values_of(module_id, torch.from_numpy(np.concatenate(flat)), None).float().cpu()
+        chunks: Sequence[Tensor] = values.split([len(f) for f in flat])
+    else:
+        found = [
+            _values_in_time(batch, module_id, np.concatenate([own, after]), values_of, memory, device)
+            for batch, own, after in zip(batches, flat, flat[len(streams) :], strict=False)
+        ]
+        chunks = [own for own, _ in found] + [after for _, after in found]
+    for chunk in chunks:
+        if not torch.isfinite(chunk).all():
+            raise ValueError(
+                f"module {module_id!r} gives values that are not finite ({int((~torch.isfinite(chunk)).sum())} of "
+                f"{chunk.numel()}); its weights or its observations have diverged. Lower lr or critic_lr, or normalise "
+                "the observations with .env_runners(normalize_observations=True)."
+            )
     result = []
     for batch, s, own, after in zip(batches, streams, chunks, chunks[len(streams) :], strict=False):
         steps, n, envs = s.rewards.shape
@@ -210,6 +283,44 @@ def _values(
         following.view(steps * envs, n)[rows] = after.view(n, -1).T
         result.append((own.view(steps, n, envs), following.transpose(1, 2)))
     return result
+
+
+def _values_in_time(
+    batch: JointBatch,
+    module_id: ModuleID,
+    obs: np.ndarray,
+    values_of: ValuesOf,
+    memory: MemoryLayout,
+    device: torch.device | str,
+) -> tuple[Tensor, Tensor]:
+    """Values of a recurrent module's observations [T, n, E] and of what follows [n, K], both flattened.
+
+    `obs` are these, behind each other.
+    """
+    axis, streams = TimeAxis.of(batch), batch.modules[module_id]
+    n = len(streams.agents)
+    sequences = dataclasses.replace(axis.sequences, present=axis.present(batch, module_id)).of_agents(
+        slice(0, n), torch.tensor(streams.state_in, device=device), memory, {}, MAX_SEQUENCE_ROWS
+    )
+    index = torch.from_numpy(axis.obs_index(batch, n).ravel())
+    values = torch.zeros(len(obs))
+    values[index] = values_of(module_id, torch.from_numpy(obs).index_select(0, index), sequences).float().cpu()
+    own, following = values.split([streams.rewards.size, n * len(batch.bootstrap_rows)])
+    return own, following
+
+
+def _sequences(batches: Sequence[JointBatch], present: Tensor) -> RowSequences:
+    """Of the joint rows of all batches."""
+    parts, numbers = [row_sequences(batch) for batch in batches], [0]
+    for batch in batches:
+        assert batch.sequence_rows is not None
+        numbers.append(numbers[-1] + len(batch.sequence_rows))
+    return RowSequences(
+        unit=np.concatenate([part.unit + first for part, first in zip(parts, numbers, strict=False)]),
+        fresh=np.concatenate([part.fresh for part in parts]),
+        begins=np.concatenate([part.begins for part in parts]),
+        present=None if present.all() else present.numpy(),
+    )
 
 
 def _gather(batch: JointBatch, name: str, modules: Mapping[ModuleID, tuple[AgentID, ...]]) -> Tensor:
@@ -228,6 +339,7 @@ def _module_rows(
     module_id: ModuleID,
     agents: tuple[AgentID, ...],
     present: Tensor,
+    memory: MemoryLayout | None,
     device: torch.device | str,
 ) -> ModuleRows:
     everywhere = bool(present.all())
@@ -244,10 +356,13 @@ def _module_rows(
         return joined.to(device)
 
     streams: ModuleStreams = batches[0].modules[module_id]
+    states = np.concatenate([batch.modules[module_id].state_in for batch in batches], axis=1) if memory else None
     return ModuleRows(
         agents=agents,
         obs=field("obs"),
         actions=field("actions"),
         action_mask=None if streams.action_mask is None else field("action_mask", absent=1),
         origin=None if streams.origin is None else field("origin"),
+        memory=memory,
+        state_in=None if memory is None else torch.from_numpy(states).to(device),
     )

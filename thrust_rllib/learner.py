@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
-from ray.rllib.core.columns import Columns
 from ray.rllib.core.learner.learner import Learner
 from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 from ray.rllib.core.learner.training_data import TrainingData
@@ -32,13 +31,18 @@ from thrust_rllib import metrics
 from thrust_rllib.audit import Audit
 from thrust_rllib.connectors.episodes_to_joint_batch import JOINT_BATCH
 from thrust_rllib.coupling_gradients import CouplingGradients, coupling_gradients
+from thrust_rllib.entropy_guard import EntropyGuard
 from thrust_rllib.joint_batch import JointBatch
 from thrust_rllib.joint_losses import Coefficients, JointLosses, ModuleAxis
 from thrust_rllib.joint_rows import JointRows, joint_rows
-from thrust_rllib.learner_checks import check_modules, check_team, prepare_couplings, rollouts_of
+from thrust_rllib.learner_checks import check_modules, check_sequences, check_team, prepare_couplings, rollouts_of
 from thrust_rllib.minibatch_losses import possibly_compiled_losses
-from thrust_rllib.minibatches import joint_minibatches, rows_per_epoch
+from thrust_rllib.minibatches import Units, joint_epochs, rows_per_epoch
+from thrust_rllib.module_forward import module_values
 from thrust_rllib.optimizer_pass import OptimizerPass
+from thrust_rllib.rl_modules.memory import MemoryLayout
+from thrust_rllib.sequences import ModuleSequences
+from thrust_rllib.target_kl import KLStops
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +75,9 @@ class JointPPOLearner(TorchLearner):
             for m in self._module_ids()
             if config.get_config_for_module(m).value_normalization
         }
+        self._entropy_guard = EntropyGuard(
+            {m: config.get_config_for_module(m).min_entropy for m in self._module_ids()}, config.min_entropy_updates
+        )
         # The only source of randomness of an update: the order of the joint rows.
         self._generator = torch.Generator()
         if config.seed is None:
@@ -84,6 +91,9 @@ class JointPPOLearner(TorchLearner):
         self._coupling_gradients: dict[str, dict[ModuleID, dict[str, float]]] = {}
         modules = {m: self.module[m].unwrapped() for m in self._module_ids()}
         check_modules(modules, config.cross_agent_losses, self._device)
+        check_sequences(modules, config)
+        memories = {m: MemoryLayout.of(module) for m, module in modules.items()}
+        self._memories = {m: memory for m, memory in memories.items() if memory is not None}
         prepare_couplings(config.cross_agent_losses, modules, config.policy_mapping_fn)
 
     def _module_ids(self) -> list[ModuleID]:
@@ -178,7 +188,8 @@ class JointPPOLearner(TorchLearner):
         self._weights_seq_no += 1
 
         rows = self._joint_rows(batches)
-        self._tell_minibatches_once(len(rows), minibatch_size)
+        units = rows.units()
+        self._tell_minibatches_once(units, minibatch_size)
         axis = ModuleAxis([len(m.agents) for m in rows.modules.values()], self._device)
         trained = {m: self.should_module_be_updated(m, None) for m in rows.modules}
         coefficients = Coefficients.of(
@@ -196,13 +207,19 @@ class JointPPOLearner(TorchLearner):
         totals = metrics.UpdateTotals(
             list(rows.modules), list(self._coupling_schedules), self._device, num_passes=len(passes)
         )
+        stops = KLStops(
+            {m: self.config.get_config_for_module(m).target_kl for m in rows.modules},
+            trained,
+            self.config.target_kl_scope,
+            self._device,
+        )
         interval = self.config.coupling_gradient_interval
         look_at_couplings = bool(couplings) and interval > 0 and (self._weights_seq_no - 1) % interval == 0
         pulls: CouplingGradients | None = None
         audit = Audit(rows, num_epochs) if self.config.audit else None
 
-        for indices in joint_minibatches(
-            len(rows),
+        for epoch in joint_epochs(
+            units,
             minibatch_size=minibatch_size,
             num_epochs=num_epochs,
             iterate_all_minibatches=self.config.iterate_all_minibatches,
@@ -210,37 +227,42 @@ class JointPPOLearner(TorchLearner):
             shuffle=shuffle_batch_per_epoch,
             generator=self._generator,
         ):
-            minibatch = rows.select(indices.to(self._device))
-            if audit is not None:
-                audit.check(minibatch, indices)
-            losses = self._losses(
-                self.module,
-                minibatch,
-                trained,
-                axis=axis,
-                coefficients=coefficients,
-                standardize_advantages=self.config.standardize_advantages,
-                all_present=all_present,
-                cross_agent_losses=couplings,
-                cross_agent_coeffs=coupling_coeffs,
-            )
-            objectives = self._objectives(losses)
-            if look_at_couplings and totals.num_minibatches == 0:
-                pulls = coupling_gradients(objectives[0], losses.weighted, passes[0].params())
-            objectives[0] = objectives[0] + losses.coupling
-            acts = None if acting is None else dict(zip(rows.modules, acting[:, indices].any(1).tolist(), strict=True))
-            for optimizer_pass, objective in zip(passes, objectives, strict=True):
-                optimizer_pass.compute_gradients(objective, optimizer_pass is not passes[-1], acts)
-            norms = torch.stack([optimizer_pass.clip() for optimizer_pass in passes])
-            finite = metrics.finite_parts(losses, norms, frozen)
-            everything_finite = finite.all()
-            for optimizer_pass in passes:
-                optimizer_pass.step(everything_finite)
-            totals.add(losses, objectives[0], norms, finite, everything_finite, len(minibatch))
+            stops.begin_epoch()
+            for indices in epoch:
+                if stops.all_stopped:
+                    break
+                minibatch = rows.select(indices)
+                if audit is not None:
+                    audit.check(minibatch, indices)
+                losses = self._losses(
+                    self.module,
+                    minibatch,
+                    trained,
+                    axis=axis,
+                    coefficients=coefficients,
+                    standardize_advantages=self.config.standardize_advantages,
+                    all_present=all_present,
+                    cross_agent_losses=couplings,
+                    cross_agent_coeffs=coupling_coeffs,
+                )
+                objectives = self._objectives(losses)
+                if look_at_couplings and totals.num_minibatches == 0:
+                    pulls = coupling_gradients(objectives[0], losses.weighted, passes[0].params())
+                objectives[0] = objectives[0] + losses.coupling
+                acts = stops.acting(None if acting is None else acting[:, indices].any(1).tolist())
+                for optimizer_pass, objective in zip(passes, objectives, strict=True):
+                    optimizer_pass.compute_gradients(objective, optimizer_pass is not passes[-1], acts)
+                norms = torch.stack([optimizer_pass.clip() for optimizer_pass in passes])
+                finite = metrics.finite_parts(losses, norms, frozen | stops.stopped)
+                everything_finite = finite.all()
+                for optimizer_pass in passes:
+                    optimizer_pass.step(everything_finite)
+                totals.add(losses, objectives[0], norms, finite, everything_finite, len(minibatch), stops.stopped)
+                stops.look(losses, everything_finite)
 
         if pulls is not None:
             self._coupling_gradients = pulls.by_name(list(couplings), list(rows.modules))
-        self._log_update(totals, coupling_coeffs)
+        self._log_update(totals, coupling_coeffs, trained, stops.num_stops)
         self.after_gradient_based_update(timesteps=timesteps)
         return self.metrics.reduce()
 
@@ -271,6 +293,7 @@ class JointPPOLearner(TorchLearner):
         return joint_rows(
             batches,
             values_of=self._values,
+            memories=self._memories,
             normalizers=self._value_normalizers,
             gamma={m: config.gamma for m, config in configs.items()},
             lambda_={m: config.lambda_ for m, config in configs.items()},
@@ -280,10 +303,12 @@ class JointPPOLearner(TorchLearner):
         )
 
     @torch.no_grad()
-    def _values(self, module_id: ModuleID, obs: Tensor) -> Tensor:
+    def _values(self, module_id: ModuleID, obs: Tensor, sequences: ModuleSequences | None) -> Tensor:
         """Values [R] of observations [R, …], some thousand rows at a time to bound the memory."""
         module = self.module[module_id].unwrapped()
-        return torch.cat([module.compute_values({Columns.OBS: o.to(self._device)}) for o in obs.split(VALUE_ROWS)])
+        if sequences is not None:
+            return module_values(module, obs.to(self._device), sequences)
+        return torch.cat([module_values(module, o.to(self._device), None) for o in obs.split(VALUE_ROWS)])
 
     def _passes(self, trained: Mapping[ModuleID, bool]) -> list[OptimizerPass]:
         """The optimizers that step in each minibatch: one pass, or actor then critic with `critic_lr`."""
@@ -314,24 +339,31 @@ class JointPPOLearner(TorchLearner):
 
     # --- what is reported -----------------------------------------------------------------------------------------
 
-    def _tell_minibatches_once(self, num_rows: int, minibatch_size: int | None) -> None:
+    def _tell_minibatches_once(self, units: Units, minibatch_size: int | None) -> None:
         if self._told_minibatches:
             return
         self._told_minibatches = True
         used = rows_per_epoch(
-            num_rows, minibatch_size, self.config.iterate_all_minibatches, self.config.max_minibatches_per_epoch
+            units, minibatch_size, self.config.iterate_all_minibatches, self.config.max_minibatches_per_epoch
         )
         advice = "" if self.config.iterate_all_minibatches else "; iterate_all_minibatches=True reads all of it"
         logger.info(
             "an epoch reads %d of the %d joint rows of a rollout (%.0f %%)%s",
             used,
-            num_rows,
-            100 * used / num_rows,
+            units.num_rows,
+            100 * used / units.num_rows,
             advice,
         )
 
-    def _log_update(self, totals: metrics.UpdateTotals, coupling_coeffs: Mapping[str, Any]) -> None:
+    def _log_update(
+        self,
+        totals: metrics.UpdateTotals,
+        coupling_coeffs: Mapping[str, Any],
+        trained: Mapping[ModuleID, bool],
+        num_kl_stops: Mapping[ModuleID, int],
+    ) -> None:
         summary = totals.summary()
+        self._entropy_guard.count({m: values.get("entropy") for m, values in summary.modules.items()}, trained)
         for name, count in summary.non_finite.items():
             if name not in self._warned_non_finite:
                 self._warned_non_finite.add(name)
@@ -352,10 +384,12 @@ class JointPPOLearner(TorchLearner):
             coupling_coeffs={name: float(value) for name, value in coupling_coeffs.items()},
             value_normalizers=self._value_normalizers,
             coupling_gradients=self._coupling_gradients,
+            num_kl_stops=num_kl_stops,
+            low_entropy_updates=self._entropy_guard.low_updates,
         )
 
     def copy_module(self, source: ModuleID, target: ModuleID) -> None:
-        """Gives module `target` the weights and the moments of values of `source`.
+        """Gives module `target` the weights, the moments of values and the entropy guard's count of `source`.
 
         Raises:
             ValueError: the networks have different shapes.
@@ -367,6 +401,7 @@ class JointPPOLearner(TorchLearner):
         self.module[target].unwrapped().load_state_dict(given)
         if source in self._value_normalizers and target in self._value_normalizers:
             self._value_normalizers[target].set_state(self._value_normalizers[source].get_state())
+        self._entropy_guard.low_updates[target] = self._entropy_guard.low_updates[source]
 
     # --- state ----------------------------------------------------------------------------------------------------
 
@@ -378,6 +413,7 @@ class JointPPOLearner(TorchLearner):
                 "generator": self._generator.get_state().numpy(),
                 "value_normalizers": {m: moments.get_state() for m, moments in self._value_normalizers.items()},
                 "coupling_gradients": self._coupling_gradients,
+                "low_entropy_updates": dict(self._entropy_guard.low_updates),
             }
         return state
 
@@ -388,6 +424,7 @@ class JointPPOLearner(TorchLearner):
         if (joint := state.get(JOINT_STATE)) is not None:
             self._generator.set_state(torch.from_numpy(joint["generator"].copy()))
             self._coupling_gradients = joint.get("coupling_gradients", {})
+            self._entropy_guard.restore(joint.get("low_entropy_updates", {}))
             for module_id, moments in joint["value_normalizers"].items():
                 if module_id in self._value_normalizers:
                     self._value_normalizers[module_id].set_state(moments)

@@ -14,6 +14,7 @@ from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 
 from thrust_rllib.cross_agent_losses import CrossAgentLoss
 from thrust_rllib.joint_batch import JointBatch, ModuleID
+from thrust_rllib.rl_modules.memory import MemoryLayout, joint_sequence_length
 from thrust_rllib.rl_modules.mlp import ENCODER_FEATURES
 from thrust_rllib.teams import AgentToModule
 
@@ -21,13 +22,12 @@ from thrust_rllib.teams import AgentToModule
 def check_modules(
     modules: Mapping[ModuleID, Any], losses: Mapping[str, CrossAgentLoss], device: torch.device | str
 ) -> None:
-    """Checks that every module has values, no state and, where a coupling reads them, features.
+    """Checks that every module has values and, where a coupling reads them, features.
 
     For the features two rows of zeros are tried.
 
     Raises:
-        ValueError: a module without `ValueFunctionAPI`, a recurrent one, or one without `encoder_features` for a
-            coupling.
+        ValueError: a module without `ValueFunctionAPI`, or one without `encoder_features` for a coupling.
     """
     readers = [name for name, loss in losses.items() if getattr(loss, "needs_features", False)]
     for module_id, module in modules.items():
@@ -37,25 +37,64 @@ def check_modules(
                 "ValueFunctionAPI, too, and implement compute_values(batch, embeddings=None), which returns values "
                 "[B]; or use MLPModule."
             )
-        if module.is_stateful():
-            raise ValueError(
-                f"module {module_id!r} ({type(module).__name__}) has a state; recurrent modules are not served in this "
-                "version. Use a feed-forward one (use_lstm=False), and stack past observations in the environment "
-                "where one is not enough."
-            )
         if not readers:
             continue
         with torch.no_grad():
-            outputs = module.forward_train(
-                {Columns.OBS: torch.zeros(2, *module.observation_space.shape, device=device)}
-            )
+            outputs = module.forward_train(_two_rows(module, device))
         if ENCODER_FEATURES not in outputs:
             raise ValueError(
                 f"cross-agent loss {readers[0]!r} reads the agents' features, but module {module_id!r} "
-                f"({type(module).__name__}) gives none: its forward_train returns {sorted(outputs)}. Let it return the "
-                f"actor's features [B, D] under '{ENCODER_FEATURES}', use MLPModule, or set needs_features = False on "
-                "a loss that does not read them."
+                f"({type(module).__name__}) gives none: its forward_train returns {sorted(outputs)}. Let it return "
+                f"the actor's features [B, D] ([B, T, D] where it is recurrent) under '{ENCODER_FEATURES}', use one of "
+                "this package's modules, or set needs_features = False on a loss that does not read them."
             )
+
+
+def _two_rows(module: Any, device: torch.device | str) -> dict[str, Any]:
+    shape = module.observation_space.shape
+    if (memory := MemoryLayout.of(module)) is None:
+        return {Columns.OBS: torch.zeros(2, *shape, device=device)}
+    states = torch.from_numpy(memory.initial).to(device).expand(2, -1)
+    return {Columns.OBS: torch.zeros(2, 1, *shape, device=device), Columns.STATE_IN: memory.unflatten(states)}
+
+
+def check_sequences(modules: Mapping[ModuleID, Any], config: Any) -> None:
+    """Checks that training sequences of the recurrent modules fit into rollouts and minibatches.
+
+    Raises:
+        ValueError: modules with different `max_seq_len`; one longer than what a runner samples at a time; or a
+            minibatch that is smaller than one sequence.
+    """
+    if not any(module.is_stateful() for module in modules.values()):
+        return
+    length, source = joint_sequence_length(modules), "max_seq_len"
+    if config.torch_compile_learner:
+        raise ValueError(
+            "torch_compile_learner=True with recurrent modules: the shapes of their sequences differ from minibatch to "
+            "minibatch, and each would be compiled anew. Set torch_compile_learner=False."
+        )
+    if config.batch_mode != "truncate_episodes":
+        return  # as long as the episodes are
+    rollout = config.get_rollout_fragment_length(1)
+    advice = (
+        f"(train_batch_size_per_learner={config.train_batch_size_per_learner}, num_env_runners="
+        f"{config.num_env_runners}, num_envs_per_env_runner={config.num_envs_per_env_runner}, rollout_fragment_length="
+        f"{config.rollout_fragment_length!r})"
+    )
+    if length is not None and length > rollout:
+        raise ValueError(
+            f"max_seq_len={length} is longer than what is sampled at a time, {rollout} steps of each environment "
+            f"{advice}. Lower max_seq_len in the model_config (None takes the whole rollout), or sample longer: raise "
+            "train_batch_size_per_learner, or take fewer environments."
+        )
+    if length is None:
+        length, source = rollout, "a whole rollout of each environment, since max_seq_len is None"
+    if config.minibatch_size is not None and config.minibatch_size < length:
+        raise ValueError(
+            f"minibatch_size={config.minibatch_size} is smaller than one training sequence of {length} steps "
+            f"({source}) {advice}. Raise minibatch_size to {length} or more, set max_seq_len to at most "
+            f"{config.minibatch_size} in the model_config, or take more environments."
+        )
 
 
 def prepare_couplings(

@@ -29,6 +29,8 @@ CROSS_AGENT_LOSS = "cross_agent_loss"
 CROSS_AGENT_COEFF = "cross_agent_coeff"
 GRADIENT_NORMS = ("gradients_default_optimizer_global_norm", "gradients_critic_optimizer_global_norm")
 COUPLING_GRADIENT = "coupling_gradient"
+NUM_KL_STOPS = "num_kl_stops"
+LOW_ENTROPY_UPDATES = "low_entropy_updates"
 
 
 def finite_parts(losses: JointLosses, norms: Tensor, frozen: Tensor) -> Tensor:
@@ -40,7 +42,7 @@ def finite_parts(losses: JointLosses, norms: Tensor, frozen: Tensor) -> Tensor:
     Args:
         losses: of the minibatch.
         norms: [passes, m] global gradient norms.
-        frozen: bool [m]; a frozen module's loss stops nobody, unless it reaches a coupling.
+        frozen: bool [m]; the loss of a module that takes no step stops nobody, unless it reaches a coupling.
     """
     coupling = ~torch.isfinite(losses.coupling)
     loss = ~torch.isfinite(losses.actor + losses.critic) & (~frozen | coupling)
@@ -54,8 +56,8 @@ def finite_parts(losses: JointLosses, norms: Tensor, frozen: Tensor) -> Tensor:
 class UpdateSummary:
     """One update in numbers: per module, and what all share.
 
-    modules: {module: {statistic: mean}} over the gradient steps taken in which the module had a row; no entries where
-    it had none. module_steps: how many these are.
+    modules: {module: {statistic: mean}} over the gradient steps taken in which the module had a row and was not stopped
+    by its `target_kl`; no entries where there was none. module_steps: how many these are.
     """
 
     modules: dict[ModuleID, dict[str, float]]
@@ -103,13 +105,17 @@ class UpdateTotals:
         finite: Tensor,
         everything_finite: Tensor,
         num_rows: int,
+        stopped: Tensor,
     ) -> None:
-        """Takes in one minibatch, of each module that has a row in it; one that was skipped is only counted."""
+        """Takes in one minibatch, of each module that has a row in it and is not stopped.
+
+        One that was skipped is only counted.
+        """
         total = losses.actor + losses.critic
         statistics = torch.cat([losses.statistics, total[None], norms, losses.counts[None], self._one])
         one = torch.ones((), device=statistics.device)
         shared = torch.cat([losses.couplings, torch.stack([losses.coupling, objective, one])])
-        self._statistics += statistics.where(everything_finite & (losses.counts > 0), 0.0)
+        self._statistics += statistics.where(everything_finite & (losses.counts > 0) & ~stopped, 0.0)
         self._shared += shared.where(everything_finite, 0.0)
         self._non_finite += ~finite
         self.num_minibatches += 1
@@ -149,10 +155,12 @@ def log_update(
     coupling_coeffs: Mapping[str, float],
     value_normalizers: Mapping[ModuleID, RunningMoments],
     coupling_gradients: Mapping[str, Mapping[ModuleID, Mapping[str, float]]],
+    num_kl_stops: Mapping[ModuleID, int],
+    low_entropy_updates: Mapping[ModuleID, int],
 ) -> None:
     """Writes an update into RLlib's `MetricsLogger`, under RLlib's names where it has one.
 
-    Per module: the statistics, `total_loss`, the gradient norms before clipping, step counts, and for each coupling
+    Per module: the statistics, `total_loss`, the gradient norms before clipping, counts, and for each coupling
     `coupling_gradient/<name>` as `coupling_gradients` has it. Under `ALL_MODULES`:
     `total_loss` (with `critic_lr`: the actors' sum plus the couplings), `num_minibatch_steps`,
     `cross_agent_loss/<name>` before its coefficient, `cross_agent_loss/total` after it, `cross_agent_coeff/<name>`.
@@ -180,6 +188,8 @@ def log_update(
             )
         for name, modules in coupling_gradients.items():
             logger.log_dict(dict(modules[module_id]), key=(module_id, COUPLING_GRADIENT, name), window=1)
+        logger.log_value((module_id, NUM_KL_STOPS), num_kl_stops[module_id], reduce="sum")
+        logger.log_value((module_id, LOW_ENTROPY_UPDATES), low_entropy_updates[module_id], reduce="max", window=1)
         logger.log_value((module_id, NUM_MODULE_STEPS_TRAINED), rows, reduce="sum")
         logger.log_value((module_id, NUM_MODULE_STEPS_TRAINED_LIFETIME), rows, reduce="lifetime_sum")
     shared: dict[str, Any] = {NUM_MINIBATCH_STEPS: taken}

@@ -19,6 +19,7 @@ from thrust_rllib.connectors.env_to_module_pipeline import TeamEnvToModulePipeli
 from thrust_rllib.connectors.episodes_to_joint_batch import EpisodesToJointBatch
 from thrust_rllib.connectors.observation_normalizer import ObservationNormalizer
 from thrust_rllib.connectors.team_actions import TeamActions
+from thrust_rllib.connectors.team_memory import TeamMemory
 from thrust_rllib.connectors.team_observations import TeamObservations
 from thrust_rllib.connectors.user_pieces import check_spaces_behind_pieces, user_pieces
 from thrust_rllib.envs.multi_agent_vector import MultiAgentVector, make_multi_agent_env
@@ -35,7 +36,8 @@ def env_to_module(config: JointPPOConfig, env: Any, spaces: Any, device: Any) ->
 
     1. the user's pieces;
     2. `TeamObservations`: what the agents to act see, encoded, one array per module;
-    3. the observation normaliser, if any.
+    3. the observation normaliser, if any;
+    4. `TeamMemory`: states and a time axis for recurrent modules.
     """
     pieces: list[Any] = []
     if config.samples_episodes:
@@ -49,6 +51,8 @@ def env_to_module(config: JointPPOConfig, env: Any, spaces: Any, device: Any) ->
         shapes = {m: spaces[m][0].shape for m in config.policies if m in (spaces or {})}
     if config.normalize_observations:
         pieces.append(ObservationNormalizer(shapes=shapes))
+    if config.samples_episodes:
+        pieces.append(TeamMemory())
     return TeamEnvToModulePipeline(*_env_spaces(spaces, env), connectors=pieces)
 
 

@@ -75,7 +75,7 @@ def write_report(folder: Path, evaluation: Mapping[str, Any] | None = None) -> P
     """
     latest = None if evaluation is None else evaluation_summary(evaluation)
     run = dataclasses.replace(read_run(folder), evaluation=latest)
-    return _write(folder / REPORT, [run], (), [run.curves.note] if run.curves.note else []).plots[0]
+    return _write(folder / REPORT, [run], (), run.curves.notes).plots[0]
 
 
 def compare_runs(folders: Sequence[Path], output: Path | None = None, labels: Sequence[str] = ()) -> WrittenReport:

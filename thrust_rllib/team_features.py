@@ -12,13 +12,14 @@ import numpy as np
 import torch
 from ray.rllib.core.columns import Columns
 
-from thrust_rllib.envs.joint_env import AgentID, VectorJointEnv
+from thrust_rllib.envs.joint_env import AgentID, VectorJointEnv, episode_over, per_agent_flags
 from thrust_rllib.envs.registry import make_vector_env
 from thrust_rllib.evaluation import seeds_for, team_actor
 from thrust_rllib.functional import cross_correlation
 from thrust_rllib.joint_batch import ModuleID
+from thrust_rllib.rl_modules.memory import MemoryLayout
 from thrust_rllib.rl_modules.mlp import ENCODER_FEATURES
-from thrust_rllib.sampling.acting import TeamActor
+from thrust_rllib.sampling.acting import Acted, TeamActor
 from thrust_rllib.sampling.agent_groups import env_actions
 
 _ROWS_OF_A_FORWARD = 512  # images of a large team would not fit into memory at once
@@ -119,19 +120,22 @@ def mean_squares(signed: np.ndarray, widths: list[int]) -> np.ndarray:
 
 def _play(
     env: VectorJointEnv, actor: TeamActor, seeds: list[int], explore: bool
-) -> Iterator[tuple[list[np.ndarray], np.ndarray]]:
-    """Step by step, without end: what each of the actor's groups saw, [k, E, …], and where all acted, bool [E]."""
+) -> Iterator[tuple[list[Acted], np.ndarray]]:
+    """Step by step, without end: what each of the actor's groups saw and did, and where all acted, bool [E]."""
     observations, groups = env.reset_joint(seeds), actor.groups
     while True:
         acted = actor.act([g.encode(observations) for g in groups], [g.masks(observations) for g in groups], explore)
         result = env.step_joint(env_actions(groups, [done.actions for done in acted]))
         present = np.ones(env.num_envs, bool) if result.present is None else result.present.all(axis=0)
-        yield [done.obs for done in acted], present
+        yield acted, present
+        shape = result.rewards.shape
+        terminated, truncated = (per_agent_flags(x, *shape) for x in (result.terminated, result.truncated))
+        actor.advance(result.present, episode_over(terminated, truncated, result.present, result.over))
         observations = result.observations
 
 
 def _collect(
-    algo: Any, actor: TeamActor, steps: Iterator[tuple[list[np.ndarray], np.ndarray]], num_rows: int
+    algo: Any, actor: TeamActor, steps: Iterator[tuple[list[Acted], np.ndarray]], num_rows: int
 ) -> dict[AgentID, np.ndarray]:
     """{agent: [num_rows, D]}, the first joint rows of `steps`; forwards take many steps at once."""
     parts: dict[AgentID, list[np.ndarray]] = {agent: [] for group in actor.groups for agent in group.agents}
@@ -143,45 +147,65 @@ def _collect(
             raise ValueError(
                 f"all agents acted in {found} of {played} steps; needed: {num_rows} such steps. Ask for fewer rows"
             )
-        seen: list[list[np.ndarray]] = []
+        seen: list[list[Acted]] = []
         present: list[np.ndarray] = []
         while sum(map(len, present)) < min(_ROWS_OF_A_FORWARD, num_rows - found):
-            obs, everyone = next(steps)
-            seen.append(obs)
+            acted, everyone = next(steps)
+            seen.append(acted)
             present.append(everyone)
         keep = np.stack(present)
         played, found = played + keep.size, found + int(keep.sum())
-        by_module, agents = {}, {}
+        rows: dict[ModuleID, tuple[np.ndarray, np.ndarray | None]] = {}
+        agents: dict[ModuleID, tuple[AgentID, ...]] = {}
         for group, of_steps in zip(actor.groups, zip(*seen, strict=True), strict=True):
-            stacked = np.stack(of_steps)  # [steps, k, E, …]
+            obs = np.stack([acted.obs for acted in of_steps])  # [steps, k, E, …]
+            memories = [acted.memory for acted in of_steps if acted.memory is not None]
             for module_id, mine in group.by_module:
-                by_module[module_id], agents[module_id] = stacked[:, mine], group.agents[mine]
-        outputs = _forward(algo, {m: obs.reshape(-1, *obs.shape[3:]) for m, obs in by_module.items()})
-        for module_id, features in outputs.items():
-            by_step = features.reshape(*by_module[module_id].shape[:3], -1)
+                own = obs[:, mine]
+                states = np.stack(memories)[:, mine] if memories else None
+                rows[module_id] = own.reshape(-1, *own.shape[3:]), None if states is None else _flat(states)
+                agents[module_id] = group.agents[mine]
+        for module_id, features in _forward(algo, rows).items():
+            by_step = features.reshape(len(keep), len(agents[module_id]), *keep.shape[1:], -1)
             for k, agent in enumerate(agents[module_id]):
                 parts[agent].append(by_step[:, k][keep])
     return {agent: np.concatenate(rows)[:num_rows] for agent, rows in parts.items()}
 
 
-def _forward(algo: Any, obs: Mapping[ModuleID, np.ndarray]) -> dict[ModuleID, np.ndarray]:
-    """Features [B, D] of observations [B, …], from the learner: a runner's module may be for inference only."""
-    (result,) = algo.learner_group.foreach_learner(_features_in_learner, obs=obs)
+def _flat(states: np.ndarray) -> np.ndarray:
+    """[…, S] to [B, S]."""
+    return states.reshape(-1, states.shape[-1])
+
+
+def _forward(algo: Any, rows: Mapping[ModuleID, tuple[np.ndarray, np.ndarray | None]]) -> dict[ModuleID, np.ndarray]:
+    """Features [B, D] of observations [B, …], from the learner: a runner's module may be for inference only.
+
+    Args:
+        algo: a `JointPPO`.
+        rows: {module: its observations, and the states [B, S] in which a recurrent module meets each of them}.
+    """
+    (result,) = algo.learner_group.foreach_learner(_features_in_learner, rows=rows)
     outputs: dict[ModuleID, np.ndarray | None] = result.get()
     for module_id, features in outputs.items():
         if features is None:
             raise NoFeaturesError(
                 f"module {module_id!r} gives no '{ENCODER_FEATURES}' in forward_train; return the actor's features "
-                "[B, D] under that key, or use MLPModule"
+                "[B, D] ([B, T, D] where it is recurrent) under that key, or use one of this package's modules"
             )
     return {module_id: features for module_id, features in outputs.items() if features is not None}
 
 
-def _features_in_learner(learner: Any, obs: Mapping[ModuleID, np.ndarray]) -> dict[ModuleID, np.ndarray | None]:
+def _features_in_learner(
+    learner: Any, rows: Mapping[ModuleID, tuple[np.ndarray, np.ndarray | None]]
+) -> dict[ModuleID, np.ndarray | None]:
     features: dict[ModuleID, np.ndarray | None] = {}
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        for module_id, rows in obs.items():
-            batch = {Columns.OBS: torch.from_numpy(rows).to(learner._device)}
-            found = learner.module[module_id].unwrapped().forward_train(batch).get(ENCODER_FEATURES)
-            features[module_id] = None if found is None else found.float().cpu().numpy()
+        for module_id, (obs, states) in rows.items():
+            module = learner.module[module_id].unwrapped()
+            batch: dict[str, Any] = {Columns.OBS: torch.from_numpy(obs).to(learner._device)}
+            if states is not None and (memory := MemoryLayout.of(module)) is not None:  # a sequence of one step each
+                batch[Columns.OBS] = batch[Columns.OBS][:, None]
+                batch[Columns.STATE_IN] = memory.unflatten(torch.from_numpy(states).to(learner._device))
+            found = module.forward_train(batch).get(ENCODER_FEATURES)
+            features[module_id] = None if found is None else found.flatten(0, -2).float().cpu().numpy()
     return features

@@ -97,3 +97,18 @@ def test_the_non_finite_warning_is_visible(ray_session, tmp_path):
     )  # fmt: skip
     assert code in (0, 1)
     assert "warning: " in out
+
+
+def test_a_training_that_the_entropy_guard_ends(ray_session, tmp_path):
+    folder = tmp_path / "run"
+    code, out, err = thrust_rllib(
+        "train", "debug/match_observation", *TINY, "--iterations", 9, "--set", "min_entropy=10",
+        "--set", "min_entropy_updates=2", "--output", folder,
+    )  # fmt: skip
+    assert code == 1
+    assert "ended early: the entropy guard ended the training" in err and "Traceback" not in err
+    assert "ended early: 2 iterations" in out and "evaluation (4 episodes, greedy)" in out
+    assert checkpoints(folder) == ["iteration_000002"]
+    assert [row["stop_reason"][:16] for row in rows(folder)] == ["", "the entropy guar"]
+    assert read_json(folder / "report" / "summary.json")["stop_reason"] == rows(folder)[-1]["stop_reason"]
+    assert "the entropy guard ended the training" in (folder / "report" / "report.html").read_text()

@@ -186,6 +186,11 @@ class ReferenceLoop:
         flat = torch.tensor(np.asarray(obs, np.float64).reshape(-1, obs.shape[-1]))
         return self.trainer._forward(p, flat)[2].numpy().reshape(obs.shape[:-1])
 
+    def stream_values(self, agent: str, batch: FixedRollout) -> tuple[np.ndarray, np.ndarray]:
+        """Values [T, E] of an agent's rows, and of what follows each, in the network's units."""
+        module_id, stream = self.agents[agent], batch.streams[agent]
+        return self.values(module_id, stream.obs), self.values(module_id, stream.following)
+
     def units(self, module_id: str) -> tuple[float, float]:
         """Mean and std of the value targets seen so far."""
         if not self.settings.value_normalization or not self.moments[module_id].batches:
@@ -203,8 +208,8 @@ class ReferenceLoop:
             parts = []
             for batch in batches:
                 x = batch.streams[agent]
-                values = self.values(module_id, x.obs)
-                after = self.values(module_id, x.following) * std + mean
+                values, after = self.stream_values(agent, batch)
+                after = after * std + mean
                 advantages, targets = reference.generalized_advantages(
                     x.rewards,
                     values * std + mean,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +16,7 @@ from thrust_rllib.audit import AlignmentError, Audit, check_alignment
 from thrust_rllib.config import JointPPOConfig
 from thrust_rllib.episode_runner import JointEpisodeRunner
 from thrust_rllib.joint_rows import joint_rows
-from thrust_rllib.minibatches import joint_minibatches
+from thrust_rllib.minibatches import Units, joint_epochs
 from thrust_rllib.sampling.rollout import RolloutRecorder
 
 STEPS, ENVS = 6, 2
@@ -36,7 +37,8 @@ def rows_of(batch):
     modules = list(batch.modules)
     return joint_rows(
         [batch],
-        values_of=lambda _, obs: obs.sum(-1),
+        values_of=lambda _, obs, sequences: obs.sum(-1),
+        memories={},
         normalizers={},
         gamma=dict.fromkeys(modules, 0.9),
         lambda_=dict.fromkeys(modules, 0.9),
@@ -53,8 +55,8 @@ def with_origin(rows, module_id, origin):
 
 
 def minibatches(rows, epochs=2, size=5):
-    return joint_minibatches(
-        len(rows),
+    epochs_of_minibatches = joint_epochs(
+        Units.single_rows(len(rows)),
         minibatch_size=size,
         num_epochs=epochs,
         iterate_all_minibatches=True,
@@ -62,6 +64,7 @@ def minibatches(rows, epochs=2, size=5):
         shuffle=True,
         generator=torch.Generator().manual_seed(0),
     )
+    return itertools.chain.from_iterable(epochs_of_minibatches)
 
 
 def audit_all(rows, epochs=2):

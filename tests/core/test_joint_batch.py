@@ -109,7 +109,8 @@ def targets(rewards, ends, gamma, lambda_, value=0.5, bootstrap=True, normalizer
     )
     each = joint_rows(
         [hand_batch({"m": streams}, rows)],
-        values_of=lambda module_id, obs: torch.full((len(obs),), value),
+        values_of=lambda module_id, obs, sequences: torch.full((len(obs),), value),
+        memories={},
         normalizers=normalizers or {},
         gamma={"m": gamma},
         lambda_={"m": lambda_},

@@ -59,9 +59,6 @@ def test_rllibs_defaults_pass(given):
 def test_a_dataclass_arrives_through_the_configuration():
     config = tiny_config(model=DefaultModelConfig(fcnet_hiddens=[7], fcnet_activation="relu"))
     assert make_learner(config).module["agent_0"].trunk[0].out_features == 7
-    config = tiny_config(model=DefaultModelConfig(use_lstm=True))
-    with pytest.raises(ValueError, match="MLPModule does not read .*'use_lstm': True"):
-        make_runner(config)
 
 
 def test_a_derived_module_names_the_keys_that_it_reads():
@@ -73,16 +70,6 @@ def test_a_derived_module_names_the_keys_that_it_reads():
         module_of({"facto": 3}, Wide)
     with pytest.raises(ValueError, match="MultiDiscreteMLPModule knows no model_config key"):
         module_of({"zzz": 3}, MultiDiscreteMLPModule)
-
-
-def test_a_recurrent_module_is_an_early_error():
-    config = tiny_config()
-    config.rl_module(
-        rl_module_spec=RLModuleSpec(module_class=DefaultPPOTorchRLModule),
-        model_config=DefaultModelConfig(use_lstm=True),
-    )
-    with pytest.raises(ValueError, match="module 'agent_0' .DefaultPPOTorchRLModule. has a state.*recurrent"):
-        make_learner(config)
 
 
 def test_rllibs_module_with_its_dataclass_trains():

@@ -61,7 +61,8 @@ def test_targets_equal_those_of_each_agents_own_stream(form, steps):
         (batch,) = runner.sample(num_timesteps=2 * steps)
         rows = joint_rows(
             [batch],
-            values_of=lambda module_id, obs: value(obs.double()).float(),
+            values_of=lambda module_id, obs, sequences: value(obs.double()).float(),
+            memories={},
             normalizers={},
             gamma=GAMMA,
             lambda_=LAMBDA,

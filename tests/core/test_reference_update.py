@@ -278,7 +278,7 @@ def test_three_updates_equal_the_float64_loop(name):
 
 
 def check_statistics(results, steps, frozen):
-    """What is reported is the mean over the gradient steps of what the reference computed."""
+    """What is reported is the mean of what the reference computed in the gradient steps with rows of the module."""
     shared = results["__all_modules__"]
     assert shared["num_minibatch_steps"] == len(steps)
     assert shared["num_non_finite_minibatches"] == 0
@@ -294,11 +294,12 @@ def check_statistics(results, steps, frozen):
         "gradients_default_optimizer_global_norm": "grad_norm",
     }
     for module_id in steps[0]["entropy"]:
+        own = [s for s in steps if s["rows"][module_id]]
         for mine, theirs in pairs.items():
-            expected = np.mean([s[theirs][module_id] for s in steps])
+            expected = np.mean([s[theirs][module_id] for s in own])
             assert results[module_id][mine] == pytest.approx(expected, rel=1e-4, abs=1e-4), (module_id, mine)
         # A ratio may lie on the edge of the clip range in one precision and not in the other.
-        expected = np.mean([s["clip_fraction"][module_id] for s in steps])
+        expected = np.mean([s["clip_fraction"][module_id] for s in own])
         assert results[module_id]["clip_fraction"] == pytest.approx(expected, abs=5e-3)
 
 
@@ -347,3 +348,29 @@ def test_without_a_coupling_one_minibatch_of_all_rows_does_not_see_the_pairing()
     both = Both(Case(config={"minibatch_size": 36}, loop={"minibatch_size": 36}))
     both.run(3, permute=np.random.default_rng(0))
     assert both.difference() < TOLERANCE
+
+
+def test_two_modules_follow_schedules_of_their_own():
+    own = {
+        "a0": {"lr": [[0, 2e-3], [72, 0.0]], "critic_lr": [[0, 0.0], [72, 2e-3]], "entropy_coeff": [[0, 0], [72, 0.2]]},
+        "a1": {"lr": [[0, 0.0], [72, 4e-3]], "entropy_coeff": [[0, 0.1], [36, 0.0]]},
+    }
+    # Of the updates that begin at 0, 36 and 72 steps.
+    expected = {
+        "a0": {"lr": (2e-3, 1e-3, 0.0), "critic_lr": (0.0, 1e-3, 2e-3), "entropy_coeff": (0.0, 0.1, 0.2)},
+        "a1": {"lr": (0.0, 2e-3, 4e-3), "critic_lr": (1e-3,) * 3, "entropy_coeff": (0.1, 0.0, 0.0)},
+    }
+    case = Case(config={"critic_lr": 1e-3, "overrides": own}, step={"critic_lr": 1e-3})
+    for late in (0, 1):  # 1: the reference follows them one update later
+        both = Both(case)
+        trainer = both.reference.trainer
+        for k in range(3):
+            for module_id, numbers in expected.items():
+                now = {name: values[max(k - late, 0)] for name, values in numbers.items()}
+                trainer.optimizers[module_id].lr = now["lr"]
+                trainer.critic_optimizers[module_id].lr = now["critic_lr"]
+                trainer.per_module[module_id] = dataclasses.replace(trainer.per_module[module_id], **now)
+            data = both.data()
+            update(both.learner, [joint_batch(fixed, both.agents) for fixed in data], steps=36 * (k + 1))
+            both.reference.update(data)
+        assert (both.difference() < TOLERANCE) == (not late)

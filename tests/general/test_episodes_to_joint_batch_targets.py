@@ -15,7 +15,8 @@ def targets(batch, agent, gamma, lambda_, value=lambda obs: 0.5 + 0 * obs[:, 0])
     """Value targets of an agent's rows, as the learner computes them."""
     rows = joint_rows(
         [batch],
-        values_of=lambda _, obs: value(obs),
+        values_of=lambda _, obs, sequences: value(obs),
+        memories={},
         normalizers={},
         gamma=dict.fromkeys(batch.modules, gamma),
         lambda_=dict.fromkeys(batch.modules, lambda_),

@@ -6,6 +6,7 @@ Steps belong to the sample in which they were completed: a *piece* is what one s
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -21,9 +22,9 @@ from tests.general.reference import advantages_and_targets
 from tests.general.script import Episode, Kind, Life, Script, encode, origin, received
 from tests.support import tiny_config
 from thrust_rllib import JointBatch
-from thrust_rllib.connectors.episodes_to_joint_batch import EpisodesToJointBatch
+from thrust_rllib.connectors.episodes_to_joint_batch import JOINT_BATCH, EpisodesToJointBatch
 from thrust_rllib.joint_rows import JointRows, joint_rows
-from thrust_rllib.minibatches import joint_minibatches
+from thrust_rllib.minibatches import Units, joint_epochs
 
 examples = settings(max_examples=40, deadline=None, derandomize=True)
 lengths = st.lists(st.integers(1, 9), min_size=1, max_size=5)
@@ -57,9 +58,12 @@ class Door:
         sampling: "episodes" (the general door) or "arrays" (the fast one).
         num_envs: E.
         shared: agents with the same spaces share a module.
+        **rl_module: options of `.rl_module(…)`.
     """
 
-    def __init__(self, script: Script, env=ScriptedMultiAgentEnv, sampling="episodes", num_envs=1, shared=False):
+    def __init__(
+        self, script: Script, env=ScriptedMultiAgentEnv, sampling="episodes", num_envs=1, shared=False, **rl_module
+    ):
         self.script, self.journal = script, Journal()
         groups: dict[Kind, list[str]] = {}
         for agent, kind in zip(script.agents, script.kinds, strict=True):
@@ -71,11 +75,9 @@ class Door:
             policies={f"team_{members[-1]}": members for members in groups.values()} if shared else None,
             runners={"sampling": sampling},
         )
-        config.validate()
+        config.rl_module(**rl_module).validate()
         self.runner = config.env_runner_cls(config=config, worker_index=0)
-        self.to_batch = None
-        if sampling == "episodes":
-            self.to_batch = EpisodesToJointBatch(codec=config.team_codec()).joint_batch
+        self.to_batch = EpisodesToJointBatch(codec=config.team_codec()) if sampling == "episodes" else None
 
     def kind(self, agent: str) -> Kind:
         return self.script.kinds[self.script.agents.index(agent)]
@@ -89,7 +91,10 @@ class Door:
             for (number, agent), stop in self._completed().items():
                 if stop > done.get((number, agent), 0):
                     pieces.append((number, agent, done.get((number, agent), 0), stop))
-        batch = results[0] if self.to_batch is None else self.to_batch(results)
+        if self.to_batch is None:
+            (batch,) = results
+        else:
+            batch = self.to_batch(episodes=results, batch={}, rl_module=self.runner.module)[JOINT_BATCH]
         return Sampled(batch, pieces, self._played() - before)
 
     def _completed(self) -> dict[tuple[int, str], int]:
@@ -176,7 +181,8 @@ def rows_of(batches: list[JointBatch], gamma: float, lambda_: float) -> JointRow
     modules = list(batches[0].modules)
     return joint_rows(
         batches,
-        values_of=lambda _, obs: torch.from_numpy(value(obs.numpy())),
+        values_of=lambda _, obs, sequences: torch.from_numpy(value(obs.numpy())),
+        memories={},
         normalizers={},
         gamma=dict.fromkeys(modules, gamma),
         lambda_=dict.fromkeys(modules, lambda_),
@@ -212,15 +218,16 @@ def check_advantages(door: Door, all_sampled: list[Sampled], rows: JointRows, ga
 def check_minibatches(door: Door, rows: JointRows, size: int) -> None:
     """Every joint minibatch is aligned, and two epochs use every step twice."""
     used: Counter = Counter()
-    for chosen in joint_minibatches(
-        len(rows),
+    epochs = joint_epochs(
+        Units.single_rows(len(rows)),
         minibatch_size=size,
         num_epochs=2,
         iterate_all_minibatches=True,
         max_minibatches_per_epoch=None,
         shuffle=True,
         generator=torch.Generator().manual_seed(0),
-    ):
+    )
+    for chosen in itertools.chain.from_iterable(epochs):
         minibatch = rows.select(chosen)
         check_joined(door, minibatch)
         used.update({int(b): int(count) for b, count in zip(chosen, minibatch.present.sum(0), strict=True)})

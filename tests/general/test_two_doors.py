@@ -20,6 +20,8 @@ BUILT_IN = {
     "climbing": {"episode_length": 6},
     "penalty": {"episode_length": 6},
     "two_step_game": {},
+    "recall": {"delay": 3},
+    "relay": {"delay": 3},
     "debug/constant_reward": {"episode_length": 6, "ends": ["truncated", "terminated"]},
     "debug/scripted_rewards": {},
     "debug/identity": {},

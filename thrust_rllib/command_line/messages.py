@@ -63,8 +63,7 @@ def error_text(error: BaseException) -> str:
 
 def print_end(console: Console, outcome: Outcome, folder: RunFolder) -> None:
     """Final numbers and where everything is; paths stand outside the frame, so that they can be copied."""
-    state = "failed" if outcome.error else "stopped" if outcome.interrupted else "finished"
-    style = "red" if outcome.error else "yellow" if outcome.interrupted else "green"
+    state, style = _state(outcome)
     progress = outcome.progress
     if progress is not None:
         text = (
@@ -84,6 +83,15 @@ def print_end(console: Console, outcome: Outcome, folder: RunFolder) -> None:
         line = Text(f"{name:<16} ", style="dim")
         line.append(place, style="not dim")
         console.print(line, soft_wrap=True, highlight=False)
+
+
+def _state(outcome: Outcome) -> tuple[str, str]:
+    """How the run ended, in a word or two, and their colour."""
+    if outcome.error is not None:
+        return "failed", "red"
+    if outcome.stop_reason is not None:
+        return "ended early", "yellow"
+    return ("stopped", "yellow") if outcome.interrupted else ("finished", "green")
 
 
 def _returns(outcome: Outcome) -> Table:

@@ -91,6 +91,8 @@ class TrainOptions:
     settings: Sequence[str] = ()
     redundancy: float | None = None
     policies: str | None = None
+    cell: str | None = None
+    model: Sequence[str] = ()
     freeze: Sequence[str] = ()
     output: Path | None = None
     checkpoint_every: int = 50
@@ -143,6 +145,8 @@ def build_config(options: TrainOptions) -> JointPPOConfig:
     )
     if options.policies is not None:
         config.multi_agent(policies=options.policies)
+    if model_config := parse_pairs("--model", options.model) | _given(cell=options.cell):
+        config.rl_module(model_config=model_config)
     if options.redundancy is not None:
         config.training(
             cross_agent_losses={"redundancy": RedundancyPenalty()},

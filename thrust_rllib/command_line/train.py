@@ -27,7 +27,11 @@ def run(options: TrainOptions) -> int:
     threads = prepare_process(options.threads)
     try:
         limit = choose_limit(options.iterations, options.steps, options.minutes)
-        for option, pairs in (("--env-config", options.env_config), ("--set", options.settings)):
+        for option, pairs in (
+            ("--env-config", options.env_config),
+            ("--model", options.model),
+            ("--set", options.settings),
+        ):
             parse_pairs(option, pairs)
         path = choose_folder(options.output, options.env)
         with contextlib.ExitStack() as stack:
@@ -79,8 +83,10 @@ def _train(console: Console, options: TrainOptions, limit: Limit, config: Any, a
         if options.traceback:
             traceback.print_exception(outcome.error)
         print_error(outcome.error)
+    if outcome.stop_reason is not None:
+        print_error(outcome.stop_reason, prefix="ended early")
     print_end(console, outcome, folder)
-    if outcome.error is not None:
+    if outcome.error is not None or outcome.stop_reason is not None:
         return EXIT_FAILED
     return EXIT_INTERRUPTED if outcome.interrupted else EXIT_OK
 

@@ -37,6 +37,7 @@ class Outcome:
         interrupted: by Ctrl-C or SIGTERM.
         at_once: by a second one, which left the rest undone.
         error: what failed while it ran.
+        stop_reason: why the training itself ended before its limit.
     """
 
     progress: Progress | None = None
@@ -46,6 +47,7 @@ class Outcome:
     interrupted: bool = False
     at_once: bool = False
     error: Exception | None = None
+    stop_reason: str | None = None
 
 
 class StopSignal:
@@ -141,7 +143,7 @@ def build(config: JointPPOConfig) -> Iterator[Any]:
 def run_training(
     algo: Any, folder: RunFolder, limit: Limit, view: View, *, checkpoint_every: int, evaluate: bool
 ) -> Outcome:
-    """Trains until `limit` or a signal; then a checkpoint, the evaluation and the report.
+    """Trains until `limit`, a signal or the training's own end; then a checkpoint, the evaluation and the report.
 
     Args:
         algo: built.
@@ -187,12 +189,15 @@ def _train(
     stop: StopSignal,
     outcome: Outcome,
 ) -> None:
+    from thrust_rllib.entropy_guard import STOP_REASON
+
     started = time.perf_counter()
-    while not stop.requested and not (outcome.progress and limit.reached(outcome.progress)):
+    while not (stop.requested or outcome.stop_reason) and not (outcome.progress and limit.reached(outcome.progress)):
         result = algo.train()
         folder.log(result)
         outcome.progress = Progress.of(result, time.perf_counter() - started)
         view.update(outcome.progress)
+        outcome.stop_reason = result.get(STOP_REASON)
         if checkpoint_every and outcome.progress.iteration % checkpoint_every == 0:
             folder.save_checkpoint(algo, outcome.progress.iteration)
     if outcome.progress is not None:

@@ -1,15 +1,11 @@
 """From RLlib's episodes to a `JointBatch`: last piece of the general door's learner pipeline.
 
 Letters as in `joint_batch`: T rows, E columns, n agents of a module, K bootstrap rows; R steps of one agent.
-
-A *column* of the batch holds fragments behind each other: those of one environment of one runner, in the order in which
-they were sampled, so that both doors give the same layout. Episodes of other classes than `JointEpisode` do not say
-where they come from: they are laid out one after the other, as high as the longest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,37 +13,19 @@ import gymnasium as gym
 import numpy as np
 from ray.rllib.connectors.connector_v2 import ConnectorV2
 from ray.rllib.core.columns import Columns
+from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule
 from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 from ray.rllib.utils.annotations import override
 
-from thrust_rllib.connectors.agent_steps import AgentSteps, ModuleSteps, step_times
+from thrust_rllib.connectors.agent_steps import AgentSteps, ModuleSteps
+from thrust_rllib.connectors.fragments import Fragment, fragments_of
+from thrust_rllib.connectors.sequence_states import entering_states, sequence_rows
 from thrust_rllib.connectors.team_codec import TeamCodec
+from thrust_rllib.connectors.team_memory import StatefulModules
 from thrust_rllib.joint_batch import AgentID, AlignmentError, JointBatch, ModuleStreams
-from thrust_rllib.joint_episode import JointEpisode
 
 JOINT_BATCH = "joint_batch"
 """Column of the pipeline's result."""
-
-
-@dataclass(frozen=True)
-class Fragment:
-    """An episode, or a part of it, in the batch.
-
-    | field  | meaning                                                                                     |
-    |--------|---------------------------------------------------------------------------------------------|
-    | times  | [R] environment steps of its rows: those that its agents' steps began at, and all it played  |
-    | column | e                                                                                           |
-    | first  | t of its first row                                                                          |
-    """
-
-    episode: MultiAgentEpisode
-    times: np.ndarray
-    column: int
-    first: int
-
-    def rows(self, step_times: Sequence[int] | np.ndarray) -> np.ndarray:
-        """Which rows t these environment steps are."""
-        return self.first + np.searchsorted(self.times, step_times)
 
 
 @dataclass(frozen=True)
@@ -70,6 +48,7 @@ class EpisodesToJointBatch(ConnectorV2):
     An agent stands in the row of the environment step it acted at. A step that was open where the last fragment was
     cut is completed in this one: its row stands in front of the others, with only the agents whose steps are closed
     there. The end of a fragment that goes on, and of a truncated agent, carries the observation to bootstrap from.
+    Where a module is recurrent, every fragment begins a training sequence, since the states are known at each step.
 
     Args:
         input_observation_space: as of every ConnectorV2; not used.
@@ -97,6 +76,7 @@ class EpisodesToJointBatch(ConnectorV2):
         self._check_bounds = check_bounds
         self._audit = audit
         self._extra = int(with_extra_step)
+        self._stateful: StatefulModules | None = None
         super().__init__(input_observation_space, input_action_space, **kwargs)
 
     @override(ConnectorV2)
@@ -110,12 +90,22 @@ class EpisodesToJointBatch(ConnectorV2):
 
     @override(ConnectorV2)
     def __call__(
-        self, *, episodes: Sequence[MultiAgentEpisode], batch: dict[str, Any], **kwargs: Any
+        self,
+        *,
+        episodes: Sequence[MultiAgentEpisode],
+        batch: dict[str, Any],
+        rl_module: MultiRLModule | None = None,
+        **kwargs: Any,
     ) -> dict[str, JointBatch]:
-        return {JOINT_BATCH: self.joint_batch(episodes, batch.get(Columns.OBS))}
+        if self._stateful is None and rl_module is not None:
+            self._stateful = StatefulModules.of(rl_module)
+        return {JOINT_BATCH: self.joint_batch(episodes, batch.get(Columns.OBS), self._stateful)}
 
     def joint_batch(
-        self, episodes: Sequence[MultiAgentEpisode], observations: Mapping[Any, Sequence[Any]] | None = None
+        self,
+        episodes: Sequence[MultiAgentEpisode],
+        observations: Mapping[Any, Sequence[Any]] | None = None,
+        stateful: StatefulModules | None = None,
     ) -> JointBatch:
         """All episodes in one batch.
 
@@ -123,12 +113,13 @@ class EpisodesToJointBatch(ConnectorV2):
             episodes: at least one, with at least one step.
             observations: in place of the episodes' own, as RLlib's learner pieces write them (frame stacking):
                 {(episode id, agent, module): one for each step, and one for what follows}.
+            stateful: the team's recurrent modules; None: there is none.
 
         Raises:
             ValueError: no step; a reward or observation that is not finite or outside its space; a step without its
-                log-probability; an agent that the team does not have.
+                log-probability, or of a recurrent module without its state; an agent that the team does not have.
         """
-        fragments = list(self._fragments(episodes))
+        fragments = list(fragments_of(episodes))
         if not fragments:
             raise ValueError("the rollout is empty: no episode came with a step in it")
         for fragment in fragments:
@@ -144,6 +135,9 @@ class EpisodesToJointBatch(ConnectorV2):
             valid[f.first : f.first + len(f.times), f.column] = True
             episode_start[f.first, f.column] = f.times[0] == 0
         last_in_column = {f.column: f for f in fragments}
+        begins = None
+        if stateful is not None and stateful.layouts:
+            begins = sequence_rows(fragments, envs, stateful.sequence_length)
         streams, following = {}, {}
         for module_id, codec in self.codec.modules.items():
             gathered = ModuleSteps(codec, module_id, self._extra, self._check_bounds)
@@ -156,6 +150,9 @@ class EpisodesToJointBatch(ConnectorV2):
             goes_on = [fragment is not last_in_column[fragment.column] for fragment in homes]
             shape = steps, len(codec.agents), envs
             streams[module_id], following[module_id] = _streams(gathered, homes, goes_on, shape, self._audit)
+            if begins is not None and stateful is not None and module_id in stateful.layouts:
+                size = stateful.layouts[module_id].size
+                streams[module_id].state_in = entering_states(gathered, homes, begins, envs, size)
         rows = np.unique(np.concatenate([f.rows for f in following.values()]))
         for module_id, after in following.items():
             mine = streams[module_id]
@@ -167,27 +164,8 @@ class EpisodesToJointBatch(ConnectorV2):
             episode_start=episode_start,
             valid=valid,
             extras=_extras(fragments, list(self.codec.module_of), (steps, envs)),
+            sequence_rows=begins,
         ).check()
-
-    def _fragments(self, episodes: Sequence[MultiAgentEpisode]) -> Iterator[Fragment]:
-        """Where each episode stands in the batch."""
-        placed = [(episode, times) for episode in episodes if len(times := _row_times(episode))]
-        height = max((len(times) for _, times in placed), default=0)
-        places = {(e.runner_index, e.env_index) for e, _ in placed if isinstance(e, JointEpisode)}
-        columns = {place: column for column, place in enumerate(sorted(places))}
-        used = [0] * len(columns)
-        shelf: int | None = None
-        for episode, times in placed:
-            if isinstance(episode, JointEpisode):
-                column = columns[episode.runner_index, episode.env_index]
-            elif shelf is not None and used[shelf] + len(times) <= height:
-                column = shelf
-            else:
-                column = shelf = len(used)
-            if column == len(used):
-                used.append(0)
-            yield Fragment(episode, times, column, used[column])
-            used[column] += len(times)
 
 
 def _streams(
@@ -286,12 +264,3 @@ def _extras(fragments: Sequence[Fragment], agents: Sequence[AgentID], shape: tup
                     for agent, own in by_agent.items():
                         arrays[name][row, agents.index(agent), fragment.column] = own
     return arrays
-
-
-def _row_times(episode: MultiAgentEpisode) -> np.ndarray:
-    """Environment steps of an episode's rows, ascending: open steps that were completed here, then its own."""
-    start = episode.env_t_started
-    earlier = {
-        times[0] for agent in episode.agent_episodes if (times := step_times(episode, agent)) and times[0] < start
-    }
-    return np.array([*sorted(earlier), *range(start, episode.env_t)], np.int64)

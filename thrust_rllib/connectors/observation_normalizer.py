@@ -53,11 +53,15 @@ class ObservationNormalizer(ConnectorV2):
 
     @override(ConnectorV2)
     def __call__(self, *, batch: dict[str, Any], shared_data: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        """In the general door, behind `TeamObservations`: normalises what the agents to act see."""
+        """In the general door, behind `TeamObservations`: normalises what the agents to act see.
+
+        Called again on a batch that `TeamMemory` has given a time axis, it keeps that.
+        """
         for module_id, acting in shared_data[ACTING].items():
             acting.obs = self.normalize((module_id,), acting.encoded[None])[0]
             columns = batch[module_id]
-            columns[Columns.OBS] = torch.from_numpy(acting.obs).to(columns[Columns.OBS].device)
+            before = columns[Columns.OBS]
+            columns[Columns.OBS] = torch.from_numpy(acting.obs).to(before.device).view_as(before)
         return batch
 
     def normalize(self, module_ids: tuple[str, ...], obs: np.ndarray) -> np.ndarray:

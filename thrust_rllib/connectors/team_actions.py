@@ -22,6 +22,8 @@ from thrust_rllib.rl_modules.drawing import drawing_from
 
 MODULE_INPUT = "module_input"
 """Extra model output of a step: what the module saw, where that is not the encoded observation itself."""
+MEMORY_IN = "memory_in"
+"""Extra model output of a step of a recurrent module: the state [S] in which it entered the step (`MemoryLayout`)."""
 ACTED_AT = "acted_at"
 """Extra model output of a step, for the audit: the environment step of the action."""
 
@@ -30,7 +32,8 @@ class TeamActions(ConnectorV2):
     """Turns what the modules said into {agent: action} for each environment.
 
     In place of RLlib's default pieces (get actions, to numpy, unbatch, unmap, normalise and clip, listify). A module,
-    or a user's piece in front of this one, that has chosen "actions" (and "action_logp") keeps its choice.
+    or a user's piece in front of this one, that has chosen "actions" (and "action_logp") keeps its choice. What a
+    recurrent module will remember goes into the episodes; its other columns lose their time axis.
 
     Args:
         input_observation_space: as of every ConnectorV2; not used.
@@ -88,6 +91,7 @@ class TeamActions(ConnectorV2):
         """{column: [per environment {agent: value}]}; RLlib plays "actions_for_env" and stores the other columns."""
         result: dict[str, list[dict[AgentID, Any]]] = {}
         acting: dict[ModuleID, Acting] = shared_data[ACTING]
+        batch = {m: _one_step(batch[m], mine) for m, mine in acting.items()}
         with torch.no_grad(), drawing_from(self._drawing(batch)):
             chosen = {m: self._choose(rl_module[m], batch[m], acting[m], explore) for m in acting}
         for module_id, (actions, logp) in chosen.items():
@@ -100,17 +104,35 @@ class TeamActions(ConnectorV2):
             }
             if self._store_inputs:
                 columns[MODULE_INPUT] = mine.obs
+            if mine.layout is not None:
+                columns[MEMORY_IN] = mine.memory
+                self._remember(rl_module[module_id], outputs, mine, episodes)
             if self._audit:
                 columns[ACTED_AT] = [episodes[env_index].env_t for env_index, _ in mine.rows]
             if self._store_outputs:
                 columns = {
-                    name: _numpy(x) for name, x in outputs.items() if np.shape(x)[:1] == (len(mine.rows),)
+                    name: _numpy(x)
+                    for name, x in outputs.items()
+                    if name != Columns.STATE_OUT and np.shape(x)[:1] == (len(mine.rows),)
                 } | columns
             for name, rows in columns.items():
                 by_env = result.setdefault(name, [{} for _ in episodes])
                 for (env_index, agent), value in zip(mine.rows, rows, strict=True):
                     by_env[env_index][agent] = value
         return result
+
+    @staticmethod
+    def _remember(module: Any, outputs: dict[str, Any], acting: Acting, episodes: Sequence[MultiAgentEpisode]) -> None:
+        """Lets every episode keep the states in which its agents leave the step."""
+        assert acting.layout is not None
+        if Columns.STATE_OUT not in outputs:
+            raise ValueError(
+                f"a recurrent module ({type(module).__name__}) returned {sorted(outputs)}; needed: "
+                f"'{Columns.STATE_OUT}', too, its state after the step"
+            )
+        states = _numpy(acting.layout.flatten(outputs[Columns.STATE_OUT]))
+        for (env_index, agent), state in zip(acting.rows, states, strict=True):
+            episodes[env_index].memory[agent] = state
 
     def _played(self, module_id: ModuleID, stored: np.ndarray, outputs: dict[str, torch.Tensor]) -> np.ndarray:
         """What the environment gets, [R, …]; it may write into it."""
@@ -150,6 +172,17 @@ class TeamActions(ConnectorV2):
             actions = module.get_inference_action_dist_cls().from_logits(logits).to_deterministic().sample()
         logp = outputs[Columns.ACTION_LOGP] if Columns.ACTION_LOGP in outputs else distribution.logp(actions)
         return actions, logp
+
+
+def _one_step(outputs: dict[str, Any], acting: Acting) -> dict[str, Any]:
+    """A recurrent module's outputs [R, 1, …] as [R, …], its state left out of it; others' as they are."""
+    if acting.layout is None:
+        return outputs
+
+    def has_time_axis(name: str, x: Any) -> bool:
+        return name != Columns.STATE_OUT and isinstance(x, (torch.Tensor, np.ndarray)) and x.shape[1:2] == (1,)
+
+    return {name: x[:, 0] if has_time_axis(name, x) else x for name, x in outputs.items()}
 
 
 def _numpy(x: Any) -> np.ndarray:

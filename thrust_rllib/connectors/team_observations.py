@@ -1,4 +1,4 @@
-"""Last piece of the general door's env-to-module pipeline: what the agents to act see, one array per module."""
+"""The general door's env-to-module pipeline, behind the user's pieces: what the agents to act see, module by module."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from ray.rllib.utils.annotations import override
 
 from thrust_rllib.connectors.team_codec import TeamCodec
 from thrust_rllib.joint_batch import AgentID, ModuleID
+from thrust_rllib.rl_modules.memory import MemoryLayout
 
 ACTING = "thrust_rllib_acting"
 """Key of `shared_data`: {module: `Acting`} of the step that is about to be taken."""
@@ -25,13 +26,15 @@ class Acting:
     """The agents of one module that act now: where each stands, and what was put before the module.
 
     rows: [(environment index, agent)]; encoded and, perhaps normalised, obs: float32 [R, …]; action_mask: bool [R, A]
-    or None.
+    or None. Of a recurrent module: memory: float32 [R, S], the states that enter the step, and layout: what they are.
     """
 
-    __slots__ = ("action_mask", "encoded", "obs", "rows")
+    __slots__ = ("action_mask", "encoded", "layout", "memory", "obs", "rows")
 
     def __init__(self, rows: list[tuple[int, AgentID]], obs: np.ndarray, action_mask: np.ndarray | None) -> None:
         self.rows, self.encoded, self.obs, self.action_mask = rows, obs, obs, action_mask
+        self.layout: MemoryLayout | None = None
+        self.memory: np.ndarray | None = None
 
 
 class TeamObservations(ConnectorV2):

@@ -49,6 +49,7 @@ def summary(curves: RunCurves, evaluation: Mapping[str, Any] | None = None) -> d
         "iterations": len(curves.env_steps),
         "env_steps": int(curves.env_steps[-1]),
         "seconds": last_known(curves.seconds),
+        "stop_reason": curves.stop_reason,
         "return_mean": last_known(curves.total_return),
         "best_return_mean": None if best is None else float(curves.total_return[best]),
         "best_iteration": None if best is None else best + 1,

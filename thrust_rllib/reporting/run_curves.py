@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from thrust_rllib.command_line.training_progress import in_order
+from thrust_rllib.entropy_guard import STOP_REASON
 
 _STEPS = "env_runners/num_env_steps_sampled_lifetime"
 _AGENT_RETURN = "env_runners/agent_episode_returns_mean/"
@@ -33,6 +34,7 @@ class RunCurves:
         gradients: {(coupling, "norm", "norm_ratio" or "cosine"): {module: values}}, the coupling's gradient against the
             module's own, NaN where an iteration repeats an earlier measurement; empty where the run measured none.
         note: what a reader has to know about the file; None for nothing.
+        stop_reason: why the training itself ended before its limit.
     """
 
     env_steps: np.ndarray
@@ -43,6 +45,12 @@ class RunCurves:
     couplings: dict[str, np.ndarray]
     gradients: dict[tuple[str, str], dict[str, np.ndarray]] = field(default_factory=dict)
     note: str | None = None
+    stop_reason: str | None = None
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader has to know before the numbers."""
+        return [text for text in (self.stop_reason, self.note) if text]
 
 
 class NoIterationError(ValueError):
@@ -97,6 +105,7 @@ def read_curves(progress_file: Path) -> RunCurves:
         },
         gradients={key: in_order(values) for key, values in sorted(_measured(gradients).items())},
         note=note,
+        stop_reason=rows[-1].get(STOP_REASON) or None,
     )
 
 

@@ -99,7 +99,7 @@ def read_runs(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
             skipped.append(str(error))
     if not runs:
         raise ValueError(f"none of the {len(unique)} folders is a run with an iteration: {'; '.join(skipped)}")
-    cut = [f"{run.folder}: {run.curves.note}" for run in runs if run.curves.note]
+    cut = [f"{run.folder}: {note}" for run in runs for note in run.curves.notes]
     return runs, [*notes, *cut, *(f"skipped: {why}" for why in skipped)]
 
 

@@ -16,10 +16,12 @@ from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from ray.rllib.core.rl_module.rl_module import RLModule
 from ray.rllib.core.rl_module.torch.torch_rl_module import TorchRLModule
 from ray.rllib.utils.annotations import override
+from ray.rllib.utils.typing import StateDict
 from torch import nn
 
 from thrust_rllib.envs.names import nearest
 from thrust_rllib.rl_modules.distributions import distribution_class, logits_width
+from thrust_rllib.rl_modules.parameter_check import check_parameters
 
 ENCODER_FEATURES = "encoder_features"
 """Key of the actor's features in a module's `forward_train` output: what couplings read. RLlib's own
@@ -61,29 +63,47 @@ class MLPModule(TorchRLModule, InferenceOnlyAPI, ValueFunctionAPI):
 
     @override(TorchRLModule)
     def setup(self) -> None:
-        config = vars(self.model_config) if dataclasses.is_dataclass(self.model_config) else self.model_config or {}
+        config = settings_of(self.model_config)
         self._check_model_config(config)
-        widths = [int(w) for w in config.get("fcnet_hiddens", (64, 64))]
-        name = config.get("fcnet_activation", "tanh")
-        if not widths or min(widths) < 1:
-            raise ValueError(f"fcnet_hiddens is {widths}; needed: at least one layer of width 1 or more")
-        if name not in ACTIVATIONS:
-            raise ValueError(f"fcnet_activation is {name!r}; needed: one of {', '.join(ACTIVATIONS)}")
         self._check_action_space(self.action_space)
-        num_inputs = int(np.prod(self.observation_space.shape))
         num_logits = logits_width(self.action_space)
         self.free_log_std = isinstance(self.action_space, gym.spaces.Box) and bool(config.get("free_log_std", True))
+        self.separate_critic = not config.get("vf_share_layers", True)
 
-        self.trunk = _trunk(num_inputs, widths, ACTIVATIONS[name])
-        self.policy_head = _linear(widths[-1], num_logits // 2 if self.free_log_std else num_logits, gain=0.01)
+        num_features = self._add_actor(config)
+        self.policy_head = _linear(num_features, num_logits // 2 if self.free_log_std else num_logits, gain=0.01)
         self.log_std: nn.Parameter | None = None
         if self.free_log_std:
             self.log_std = nn.Parameter(torch.full((num_logits // 2,), float(config.get("log_std_init", 0.0))))
         self.critic_trunk: nn.Module | None = None
-        if not config.get("vf_share_layers", True):
-            self.critic_trunk = _trunk(num_inputs, widths, ACTIVATIONS[name])
-        self.value_head = _linear(widths[-1], 1, gain=0.01)
+        if self.separate_critic:
+            self._add_critic(config)
+        self.value_head = _linear(num_features, 1, gain=0.01)
         self.action_dist_cls = distribution_class(self.action_space)
+
+    def _add_actor(self, config: Mapping[str, Any]) -> int:
+        """Makes what stands in front of the policy head; returns D, the number of its outputs."""
+        self.trunk, num_features = self._new_trunk(config)
+        return num_features
+
+    def _add_critic(self, config: Mapping[str, Any]) -> None:
+        """Makes what stands in front of the value head where that shares nothing with the policy."""
+        self.critic_trunk, _ = self._new_trunk(config)
+
+    def _hiddens(self, config: Mapping[str, Any]) -> list[int]:
+        widths = [int(w) for w in config.get("fcnet_hiddens", (64, 64))]
+        if not widths:
+            raise ValueError("fcnet_hiddens is []; needed: at least one layer of width 1 or more")
+        return widths
+
+    def _new_trunk(self, config: Mapping[str, Any]) -> tuple[nn.Sequential, int]:
+        widths, name = self._hiddens(config), config.get("fcnet_activation", "tanh")
+        if min(widths, default=1) < 1:
+            raise ValueError(f"fcnet_hiddens is {widths}; needed: layers of width 1 or more")
+        if name not in ACTIVATIONS:
+            raise ValueError(f"fcnet_activation is {name!r}; needed: one of {', '.join(ACTIVATIONS)}")
+        num_inputs = int(np.prod(self.observation_space.shape))
+        return _trunk(num_inputs, widths, ACTIVATIONS[name]), widths[-1] if widths else num_inputs
 
     def _check_model_config(self, config: Mapping[str, Any]) -> None:
         name, rllibs = type(self).__name__, vars(DefaultModelConfig())
@@ -91,7 +111,12 @@ class MLPModule(TorchRLModule, InferenceOnlyAPI, ValueFunctionAPI):
             f"It reads {', '.join(self.model_config_keys)}. For anything else pass an RLModule of your own, or a class "
             f"derived from {name} that adds the keys it reads to model_config_keys."
         )
-        others = {key: value for key, value in config.items() if key not in self.model_config_keys}
+        if config.get("cell") is not None and "cell" not in self.model_config_keys:
+            raise ValueError(
+                f"model_config has cell={config['cell']!r}, but {name} has no memory. Leave module_class out, which "
+                "then follows from the cell, or name LSTMModule or GRUModule."
+            )
+        others = {key: value for key, value in config.items() if key not in (*self.model_config_keys, "cell")}
         for key in others:
             if key not in rllibs:
                 hint = nearest(key, self.model_config_keys)
@@ -106,7 +131,17 @@ class MLPModule(TorchRLModule, InferenceOnlyAPI, ValueFunctionAPI):
 
     @override(InferenceOnlyAPI)
     def get_non_inference_attributes(self) -> list[str]:
-        return ["value_head"] + (["critic_trunk"] if self.critic_trunk is not None else [])
+        return ["value_head"] + (["critic_trunk"] if self.separate_critic else [])
+
+    @override(TorchRLModule)
+    def set_state(self, state: StateDict) -> None:
+        """Takes over the parameters in `state`; those that only training needs may be missing, or be there.
+
+        Raises:
+            ValueError: before anything is taken over, where `state` is that of another network.
+        """
+        check_parameters(self, state)
+        super().set_state(state)
 
     # TorchRLModule switches between training and evaluation mode around each forward, which takes as long as the
     # forward of a small network. Nothing here depends on the mode: no dropout, no batch statistics.
@@ -148,6 +183,11 @@ class MLPModule(TorchRLModule, InferenceOnlyAPI, ValueFunctionAPI):
         if self.log_std is None:
             return outputs
         return torch.cat([outputs, self.log_std.expand_as(outputs)], dim=-1)
+
+
+def settings_of(model_config: Any) -> Mapping[str, Any]:
+    """A `model_config` as a mapping: it may be RLlib's dataclass, a dict, or None."""
+    return vars(model_config) if dataclasses.is_dataclass(model_config) else model_config or {}
 
 
 def _same(value: Any, default: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Several alike MLP policies as one network in numpy, for acting on the CPU.
+"""Several alike MLP policies as one network in numpy, for acting on the CPU; recurrent ones: `stacked_recurrent`.
 
 Acting passes few rows through small networks: it costs what calling its operations costs. Stacked, a layer of all
 modules is one product, and numpy's calls cost less than torch's, its tanh a third (4 modules of 2 × 64 on one core: one
@@ -16,6 +16,7 @@ from torch import nn
 
 from thrust_rllib.rl_modules.distributions import distribution_class
 from thrust_rllib.rl_modules.mlp import MLPModule
+from thrust_rllib.rl_modules.recurrent import GRUModule, LSTMModule, RecurrentModule
 
 
 def _tanh(x: np.ndarray) -> np.ndarray:
@@ -30,10 +31,14 @@ Activation = Callable[[np.ndarray], np.ndarray]
 ACTIVATIONS: dict[type[nn.Module], Activation] = {nn.Tanh: _tanh, nn.ReLU: _relu}
 """The activations that have a numpy twin, which works in place."""
 
+Layer = tuple[np.ndarray, np.ndarray] | Activation
+
 _OWN_METHODS = (
     "forward_inference", "forward_exploration", "_forward_inference", "_forward_exploration", "_forward", "_logits",
     "get_inference_action_dist_cls", "get_exploration_action_dist_cls",
 )  # fmt: skip
+
+_OWN_METHODS_OF_CELLS = ("_encode", "_actor", "_critic", "_run", "_initial", "get_initial_state")
 
 
 class StackedPolicies:
@@ -46,66 +51,118 @@ class StackedPolicies:
     """
 
     def __init__(self, modules: Sequence[MLPModule]) -> None:
-        self._layers: list[tuple[np.ndarray, np.ndarray] | Activation] = []
-        for alike in zip(*map(_layers, modules), strict=True):
-            if isinstance(alike[0], nn.Linear):
-                weight = _stack([layer.weight.mT for layer in alike])
-                self._layers.append((weight, _stack([layer.bias for layer in alike])[:, None]))
-            else:
-                self._layers.append(ACTIVATIONS[type(alike[0])])
-        log_stds = [module.log_std for module in modules if module.log_std is not None]
-        self._log_std = _stack(log_stds)[:, None] if log_stds else None
+        self._layers = stacked_layers([[*module.trunk, module.policy_head] for module in modules])
+        self._log_std = stacked_log_std(modules)
 
     def __call__(self, obs: np.ndarray) -> np.ndarray:
         """Inputs of the action distributions [m, R, A] of observations [m, R, …], float32."""
-        x = obs.reshape(*obs.shape[:2], -1)
-        for layer in self._layers:
-            if isinstance(layer, tuple):
-                x = np.matmul(x, layer[0])
-                x += layer[1]
-            else:
-                x = layer(x)
-        if self._log_std is None:
-            return x
-        return np.concatenate([x, np.broadcast_to(self._log_std, x.shape)], axis=-1)
+        return with_log_std(through_layers(self._layers, obs.reshape(*obs.shape[:2], -1)), self._log_std)
+
+
+def stacked_layers(chains: Sequence[Sequence[nn.Module]]) -> list[Layer]:
+    """The layers of m alike chains, each stacked to one."""
+    layers: list[Layer] = []
+    for alike in zip(*chains, strict=True):
+        if isinstance(alike[0], nn.Linear):
+            weight = stacked([layer.weight.mT for layer in alike])
+            layers.append((weight, stacked([layer.bias for layer in alike])[:, None]))
+        else:
+            layers.append(ACTIVATIONS[type(alike[0])])
+    return layers
+
+
+def through_layers(layers: Sequence[Layer], x: np.ndarray) -> np.ndarray:
+    """Inputs [m, R, in] to outputs [m, R, out]."""
+    for layer in layers:
+        if isinstance(layer, tuple):
+            x = np.matmul(x, layer[0])
+            x += layer[1]
+        else:
+            x = layer(x)
+    return x
+
+
+def stacked_log_std(modules: Sequence[MLPModule]) -> np.ndarray | None:
+    """The modules' parameters log σ [m, 1, k], or None where they have none."""
+    log_stds = [module.log_std for module in modules if module.log_std is not None]
+    return stacked(log_stds)[:, None] if log_stds else None
+
+
+def with_log_std(outputs: np.ndarray, log_std: np.ndarray | None) -> np.ndarray:
+    """The policy heads' outputs [m, R, …] as inputs of the action distributions [m, R, A]."""
+    if log_std is None:
+        return outputs
+    return np.concatenate([outputs, np.broadcast_to(log_std, outputs.shape)], axis=-1)
 
 
 def can_be_stacked(modules: Sequence[Any]) -> bool:
-    """Whether the modules act by `MLPModule`'s own forward pass, through layers of the same kinds and shapes."""
+    """Whether the modules act by `MLPModule`'s, `LSTMModule`'s or `GRUModule`'s own forward pass, all by the same one.
+
+    And through layers of the same kinds and shapes: then the numpy twin does what they do.
+    """
     return all(map(_is_plain, modules)) and all(_shape(module) == _shape(modules[0]) for module in modules[1:])
 
 
 def _is_plain(module: Any) -> bool:
-    if not isinstance(module, MLPModule) or type(module.trunk) is not nn.Sequential:
+    own = next((kind for kind in (LSTMModule, GRUModule, MLPModule) if isinstance(module, kind)), None)
+    if own is None:
         return False
-    layers = _layers(module)
-    parts: list[nn.Module] = [module, module.trunk, *layers]
+    names = _OWN_METHODS + (_OWN_METHODS_OF_CELLS if issubclass(own, RecurrentModule) else ())
+    if any(getattr(type(module), name) is not getattr(own, name) for name in names):
+        return False
+    trunks, cells = _trunks(module), _cells(module)
+    if any(type(trunk) is not nn.Sequential for trunk in trunks):
+        return False
+    chains = _chains(module)
+    layers = [layer for chain in chains for layer in chain]
     return (
         # The activations work in place, on what the layer before has made.
-        type(layers[0]) is nn.Linear
+        all(type(chain[0]) is nn.Linear for chain in chains if chain)
         and all(layer.bias is not None for layer in layers if isinstance(layer, nn.Linear))
-        and not any(map(_is_changed, parts))
-        and all(getattr(type(module), name) is getattr(MLPModule, name) for name in _OWN_METHODS)
-        and module.action_dist_cls is distribution_class(module.action_space)
         and all(type(layer) in (nn.Linear, *ACTIVATIONS) for layer in layers)
+        and all(map(_is_one_layer, cells))
+        and not any(_is_changed(part, names) for part in [module, *trunks, *layers, *cells])
+        and module.action_dist_cls is distribution_class(module.action_space)
         and all(param.device.type == "cpu" and param.dtype == torch.float32 for param in module.parameters())
     )
 
 
-def _is_changed(module: nn.Module) -> bool:
+def _is_changed(part: nn.Module, names: Sequence[str]) -> bool:
     """Whether this one object does something else than its class: hooks, or a method of its own."""
-    methods = {"forward", *_OWN_METHODS} & vars(module).keys()
-    return bool(module._forward_hooks or module._forward_pre_hooks or methods)
+    return bool(part._forward_hooks or part._forward_pre_hooks or {"forward", *names} & vars(part).keys())
 
 
-def _layers(module: MLPModule) -> list[nn.Module]:
-    return [*module.trunk, module.policy_head]
+def _is_one_layer(cell: Any) -> bool:
+    return type(cell) in (nn.LSTM, nn.GRU) and (
+        cell.num_layers == 1 and cell.bias and cell.batch_first and not cell.bidirectional and not cell.proj_size
+    )
 
 
-def _shape(module: MLPModule) -> list[Any]:
-    described = [x.weight.shape if isinstance(x, nn.Linear) else type(x) for x in _layers(module)]
-    return [*described, module.log_std is None, module.action_space]
+def _trunks(module: Any) -> list[Any]:
+    """The MLPs that acting runs through; the critic's own only where that carries a memory."""
+    carried = isinstance(module, RecurrentModule) and module.separate_critic
+    return [module.trunk, module.critic_trunk] if carried else [module.trunk]
 
 
-def _stack(parameters: Sequence[torch.Tensor]) -> np.ndarray:
+def _cells(module: Any) -> list[Any]:
+    if not isinstance(module, RecurrentModule):
+        return []
+    return [module.cell, module.critic_cell] if module.separate_critic else [module.cell]
+
+
+def _chains(module: Any) -> list[list[nn.Module]]:
+    """Layers that follow each other, the cells between the chains."""
+    if not _cells(module):
+        return [[*module.trunk, module.policy_head]]
+    return [*([*trunk] for trunk in _trunks(module)), [module.policy_head]]
+
+
+def _shape(module: Any) -> list[Any]:
+    layers = [[x.weight.shape if isinstance(x, nn.Linear) else type(x) for x in chain] for chain in _chains(module)]
+    cells = [(type(cell), cell.input_size, cell.hidden_size) for cell in _cells(module)]
+    return [layers, cells, module.log_std is None, module.action_space]
+
+
+def stacked(parameters: Sequence[torch.Tensor]) -> np.ndarray:
+    """Parameters of m modules as one array [m, …]."""
     return np.stack([p.detach().numpy() for p in parameters])

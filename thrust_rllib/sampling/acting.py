@@ -1,6 +1,7 @@
-"""How a team acts: encoded observations of all agents to actions for the environment.
+"""How a team acts: encoded observations of all agents to actions for the environment, and what its modules remember.
 
-A group of agents acts by numpy where its modules are plain MLPs on the CPU (`plain_acting`), else by its modules.
+A group of agents acts by numpy where its modules are this package's own, on the CPU (`plain_acting`), else by its
+modules.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch import Tensor
 from thrust_rllib.connectors.observation_normalizer import ObservationNormalizer
 from thrust_rllib.rl_modules.distributions import mask_logits
 from thrust_rllib.rl_modules.drawing import drawing_from
+from thrust_rllib.rl_modules.memory import MemoryLayout
 from thrust_rllib.rl_modules.stacked import can_be_stacked
 from thrust_rllib.sampling.agent_groups import AgentGroup
 from thrust_rllib.sampling.plain_acting import Noise, PlainActing
@@ -26,17 +28,24 @@ from thrust_rllib.sampling.plain_acting import Noise, PlainActing
 
 @dataclass(frozen=True)
 class Acted:
-    """What a group of agents saw and did in one step, [k, E, …]: input, the distribution's inputs, the actions."""
+    """What a group of agents saw and did in one step, [k, E, …]: input, the distribution's inputs, the actions.
+
+    memory: [k, E, S] the states that recurrent modules entered the step with, or None.
+    """
 
     obs: np.ndarray
     logits: np.ndarray
     actions: np.ndarray
+    memory: np.ndarray | None = None
 
 
 class TeamActor:
     """Chooses actions for all agents with a generator of its own; torch's global one is left as it was.
 
     `groups` are those it was given, split where modules do not act by the same kind of network.
+
+    Recurrent modules: `act` enters a step with the memories of the agents, `advance` keeps those that come out of it
+    for who acted, and begins anew where an episode has ended. Memories survive `take_weights`.
 
     Args:
         groups: the agents.
@@ -61,6 +70,9 @@ class TeamActor:
         self._generator = torch.Generator(self._device)
         self._generator.manual_seed(seed)
         self._noise = [Noise(self._generator) for _ in self.groups]
+        self._initial = [_initial_memory(modules) for modules in self._modules]  # [m, 1, S] of each group, or None
+        self.recurrent = any(initial is not None for initial in self._initial)
+        self.restart()
         self.take_weights()
 
     def take_weights(self) -> None:
@@ -72,6 +84,19 @@ class TeamActor:
                 self._acting.append(PlainActing(group, plain, noise))
             else:
                 self._acting.append(ModuleActing(group, modules, self._generator, self._device))
+
+    def restart(self) -> None:
+        """All agents forget: to be called when all environments are reset."""
+        self._memory: list[np.ndarray | None] = [None] * len(self.groups)
+        self._next_memory: list[np.ndarray | None] = [None] * len(self.groups)
+
+    def memory(self, index: int, num_envs: int) -> np.ndarray | None:
+        """The states [k, E, S] that a group enters its next step with; None where it has none."""
+        initial, memory = self._initial[index], self._memory[index]
+        if initial is not None and memory is None:
+            per_agent = initial.repeat(len(self.groups[index]) // len(initial), axis=0)
+            memory = self._memory[index] = np.repeat(per_agent, num_envs, axis=1)
+        return memory
 
     def act(
         self,
@@ -89,17 +114,46 @@ class TeamActor:
             random_actions: ignore the modules' outputs and draw uniformly from what is allowed.
         """
         acted = []
-        for group, acting, obs, mask in zip(self.groups, self._acting, encoded, masks, strict=True):
+        for index, (group, acting, obs, mask) in enumerate(zip(self.groups, self._acting, encoded, masks, strict=True)):
             if self.normalizer is not None:
                 obs = self.normalizer.normalize(group.module_ids, obs)
-            logits, actions = acting.act(obs, mask, explore, random_actions)
-            acted.append(Acted(obs, logits, actions))
+            memory = self.memory(index, obs.shape[1])
+            logits, actions, self._next_memory[index] = acting.act(obs, mask, explore, random_actions, memory)
+            acted.append(Acted(obs, logits, actions, memory))
         return acted
+
+    def advance(self, present: np.ndarray | None, over: np.ndarray) -> None:
+        """Goes on to the next step.
+
+        Args:
+            present: bool [N, E] in the environment's order, who acted; None for everybody.
+            over: bool [E], environments whose next step is the first one of an episode.
+        """
+        if not self.recurrent:
+            return
+        begins = over.any()
+        for index, (group, initial, new) in enumerate(zip(self.groups, self._initial, self._next_memory, strict=True)):
+            before = self._memory[index]
+            if initial is None or new is None or before is None:
+                continue
+            if present is not None:
+                new = np.where(present[group.positions][..., None], new, before)
+            if begins:
+                per_agent = initial.repeat(len(group) // len(initial), axis=0)
+                new = np.where(over[:, None], per_agent, new)
+            self._memory[index] = new
 
     def logp(self, index: int, logits: np.ndarray, actions: np.ndarray) -> np.ndarray:
         """Log-probabilities [T, k, E] of stored actions [T, k, E, …] of a group under stored logits [T, k, E, A]."""
         distribution = self._modules[index][0].get_exploration_action_dist_cls()
         return distribution.from_logits(torch.from_numpy(logits)).logp(torch.from_numpy(actions)).numpy()
+
+
+def _initial_memory(modules: Sequence[Any]) -> np.ndarray | None:
+    """The initial states [m, 1, S] of the modules of a group; None where they have none."""
+    layouts = [MemoryLayout.of(module.unwrapped()) for module in modules]
+    initial = [layout.initial for layout in layouts if layout is not None]
+    return np.stack(initial)[:, None] if initial else None
 
 
 def _acting_together(group: AgentGroup, module: MultiRLModule) -> list[AgentGroup]:
@@ -126,13 +180,19 @@ class ModuleActing:
         self._modules = modules
         self._generator = generator
         self._device = device
+        self._memories = [MemoryLayout.of(module.unwrapped()) for module in modules]
 
     def act(
-        self, obs: np.ndarray, mask: np.ndarray | None, explore: bool, random_actions: bool
-    ) -> tuple[np.ndarray, np.ndarray]:
+        self,
+        obs: np.ndarray,
+        mask: np.ndarray | None,
+        explore: bool,
+        random_actions: bool,
+        memory: np.ndarray | None = None,
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         """As `PlainActing.act`."""
         with torch.no_grad(), drawing_from(self._generator):
-            logits = self._logits(obs, explore)
+            logits, next_memory = self._logits(obs, explore, memory)
             if random_actions:
                 logits = torch.zeros_like(logits)
             if mask is not None:
@@ -141,13 +201,17 @@ class ModuleActing:
                 actions = torch.rand(*obs.shape[:2], *self._group.action_shape, device=self._device) * 2.0 - 1.0
             else:
                 actions = self._choose(logits, explore or random_actions)
-        return logits.cpu().numpy(), actions.cpu().numpy()
+        return logits.cpu().numpy(), actions.cpu().numpy(), next_memory
 
-    def _logits(self, obs: np.ndarray, explore: bool) -> Tensor:
+    def _logits(self, obs: np.ndarray, explore: bool, memory: np.ndarray | None) -> tuple[Tensor, np.ndarray | None]:
+        """Logits [k, E, A], and the states [k, E, S] of recurrent modules behind the step."""
         rows = torch.from_numpy(obs).to(self._device)
-        parts = []
-        for (module_id, mine), module in zip(self._group.by_module, self._modules, strict=True):
-            batch = {Columns.OBS: rows[mine].flatten(0, 1)}
+        parts, states = [], []
+        for (module_id, mine), module, layout in zip(self._group.by_module, self._modules, self._memories, strict=True):
+            batch: dict[str, Any] = {Columns.OBS: rows[mine].flatten(0, 1)}
+            if layout is not None and memory is not None:
+                entering = torch.from_numpy(memory[mine]).to(self._device).flatten(0, 1)
+                batch = {Columns.OBS: batch[Columns.OBS][:, None], Columns.STATE_IN: layout.unflatten(entering)}
             outputs = module.forward_exploration(batch) if explore else module.forward_inference(batch)
             if Columns.ACTION_DIST_INPUTS not in outputs:
                 raise ValueError(
@@ -155,7 +219,10 @@ class ModuleActing:
                     f"'{Columns.ACTION_DIST_INPUTS}' (the logits) from forward_exploration and forward_inference"
                 )
             parts.append(outputs[Columns.ACTION_DIST_INPUTS])
-        return torch.cat(parts).view(*obs.shape[:2], -1)
+            if layout is not None:
+                states.append(layout.flatten(outputs[Columns.STATE_OUT]))
+        logits = torch.cat([part.flatten(0, -2) for part in parts]).view(*obs.shape[:2], -1)
+        return logits, torch.cat(states).view(*obs.shape[:2], -1).cpu().numpy() if states else None
 
     def _choose(self, logits: Tensor, sample: bool) -> Tensor:
         module = self._modules[0]

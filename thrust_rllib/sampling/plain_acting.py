@@ -1,4 +1,4 @@
-"""Acting of plain MLP policies, in numpy from observation to action: the fast twin of `acting.ModuleActing`."""
+"""Acting of this package's own policies, in numpy from observation to action: the fast twin of `ModuleActing`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import torch
 
 from thrust_rllib.rl_modules.distributions import MASKED_LOGIT, gumbel_noise
 from thrust_rllib.rl_modules.mlp import MLPModule
+from thrust_rllib.rl_modules.recurrent import RecurrentModule
 from thrust_rllib.rl_modules.stacked import StackedPolicies
+from thrust_rllib.rl_modules.stacked_recurrent import StackedRecurrentPolicies
 from thrust_rllib.sampling.agent_groups import AgentGroup
 
 NUMBERS_OF_A_BLOCK = 1 << 16
@@ -27,7 +29,8 @@ class PlainActing:
     """
 
     def __init__(self, group: AgentGroup, modules: Sequence[MLPModule], noise: Noise) -> None:
-        self._policies = StackedPolicies(modules)
+        recurrent = isinstance(modules[0], RecurrentModule)
+        self._policies = StackedRecurrentPolicies(modules) if recurrent else StackedPolicies(modules)
         self._num_modules = len(modules)
         space = group.action_space
         self._box = isinstance(space, gym.spaces.Box)
@@ -39,29 +42,46 @@ class PlainActing:
         self._noise = noise
 
     def act(
-        self, obs: np.ndarray, mask: np.ndarray | None, explore: bool, random_actions: bool
-    ) -> tuple[np.ndarray, np.ndarray]:
+        self,
+        obs: np.ndarray,
+        mask: np.ndarray | None,
+        explore: bool,
+        random_actions: bool,
+        memory: np.ndarray | None = None,
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         """One step.
 
         Args:
             obs: normalised observations [k, E, …].
             mask: bool [k, E, A] or None.
             explore: sample; False takes the mode.
-            random_actions: draw uniformly from what is allowed.
+            random_actions: draw uniformly from what is allowed; memories go on as ever.
+            memory: [k, E, S] states of recurrent modules before the step; None for those that have none.
 
         Returns:
-            The (masked) inputs of the action distributions [k, E, A], and actions [k, E, …].
+            The (masked) inputs of the action distributions [k, E, A], actions [k, E, …], and the states after the step
+            [k, E, S] or None.
         """
-        leading = obs.shape[:2]
+        rows = obs.reshape(self._num_modules, -1, *obs.shape[2:])
         with np.errstate(all="ignore"):  # as torch: diverged weights give infinities, which the learner refuses
-            logits = self._policies(obs.reshape(self._num_modules, -1, *obs.shape[2:])).reshape(*leading, -1)
+            logits, memory = self._forward(rows, memory)
+        logits = logits.reshape(*obs.shape[:2], -1)
         if random_actions:
             logits = np.zeros_like(logits)
         if mask is not None:
             logits = np.where(mask, logits, np.float32(MASKED_LOGIT))
         if self._box:
-            return logits, self._numbers(logits, explore, random_actions)
-        return logits, self._categories(logits, explore or random_actions)
+            return logits, self._numbers(logits, explore, random_actions), memory
+        return logits, self._categories(logits, explore or random_actions), memory
+
+    def _forward(self, rows: np.ndarray, memory: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
+        """Rows [m, R, …] to inputs of the distributions [m, R, A]; memories [k, E, S] one step on."""
+        if isinstance(self._policies, StackedPolicies):
+            return self._policies(rows), None
+        if memory is None:
+            raise ValueError("recurrent modules act from memory=None; needed: their states [agents, environments, S]")
+        logits, after = self._policies(rows, memory.reshape(*rows.shape[:2], -1))
+        return logits, after.reshape(memory.shape)
 
     def _categories(self, logits: np.ndarray, sample: bool) -> np.ndarray:
         """The largest logit of each head, with Gumbel noise for a sample."""

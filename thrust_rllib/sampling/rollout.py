@@ -18,9 +18,12 @@ class RolloutRecorder:
         groups: all agents of the team.
         num_steps: T.
         num_envs: E.
+        sequence_length: steps of a training sequence of recurrent modules, at most T; None for all T.
     """
 
-    def __init__(self, groups: list[AgentGroup], num_steps: int, num_envs: int) -> None:
+    def __init__(
+        self, groups: list[AgentGroup], num_steps: int, num_envs: int, sequence_length: int | None = None
+    ) -> None:
         self.groups = groups
         self.num_steps = num_steps
         self.num_envs = num_envs
@@ -35,6 +38,8 @@ class RolloutRecorder:
         self._extras: dict[str, np.ndarray] = {}
         self._bootstrap_rows: list[np.ndarray] = []
         self._bootstrap_obs: list[list[np.ndarray]] = [[] for _ in groups]
+        self._sequence_starts = range(0, num_steps, sequence_length or num_steps)
+        self._states_in: list[list[np.ndarray]] = [[] for _ in groups]  # [k, E, S] of each training sequence
 
     def record_acted(
         self,
@@ -61,6 +66,8 @@ class RolloutRecorder:
                 self._store(index, t, "encoded", encoded[index])
             if (mask := masks[index]) is not None:
                 self._store(index, t, "action_mask", mask)
+            if done.memory is not None and t in self._sequence_starts:
+                self._states_in[index].append(done.memory)
             if seen_at is not None:
                 self._store(index, t, "origin", np.broadcast_to(seen_at, (len(done.obs), *seen_at.shape)))
 
@@ -108,6 +115,15 @@ class RolloutRecorder:
             return np.empty((encoded.shape[1], 0, *encoded.shape[3:]), encoded.dtype)
         return np.concatenate(parts, axis=1)
 
+    def _states(self, index: int) -> np.ndarray | None:
+        """The states [k, C, S] entering the training sequences, in the order of `_sequence_rows`."""
+        parts = self._states_in[index]
+        return np.concatenate(parts, axis=1) if parts else None
+
+    def _sequence_rows(self) -> np.ndarray:
+        """[C] rows t·E + e, sorted."""
+        return (np.array(self._sequence_starts)[:, None] * self.num_envs + np.arange(self.num_envs)).ravel()
+
     def _clear_absent(self, action_logp: list[np.ndarray]) -> None:
         """Zeros, and masks of ones, where an agent did not act: what it was shown there must reach nobody."""
         absent = ~self.present
@@ -136,7 +152,7 @@ class RolloutRecorder:
             self._clear_absent(action_logp)
         streams = {}
         for index, group in enumerate(self.groups):
-            arrays, bootstrap = self._arrays[index], self.bootstrap(index)
+            arrays, bootstrap, states = self._arrays[index], self.bootstrap(index), self._states(index)
             if origin is not None and (arrays["origin"] != origin[:, None]).any():
                 raise AlignmentError(f"agents {list(group.agents)}: observations and ends of a rollout do not match")
             of_group = [x[:, group.positions] for x in (self.rewards, self.present, self.terminated, self.truncated)]
@@ -159,6 +175,7 @@ class RolloutRecorder:
                     bootstrap_obs=bootstrap[mine],
                     action_mask=part(arrays["action_mask"]) if "action_mask" in arrays else None,
                     origin=None if origin is None else part(arrays["origin"]),
+                    state_in=None if states is None else states[mine],
                 )
         return JointBatch(
             modules=streams,
@@ -166,4 +183,5 @@ class RolloutRecorder:
             episode_start=self._episode_start,
             valid=np.ones((self.num_steps, self.num_envs), bool),
             extras=self._extras,
+            sequence_rows=self._sequence_rows() if any(self._states_in) else None,
         ).check()

@@ -1,0 +1,181 @@
+"""What rollouts of recurrent modules tell the learner: in the first pass over fresh data every ratio is 1.
+
+And the values, those to bootstrap from included, are those of a replay step by step in float64.
+"""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+import tree
+from ray.rllib.algorithms.ppo.torch.default_ppo_torch_rl_module import DefaultPPOTorchRLModule
+from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
+from ray.rllib.core.rl_module.rl_module import RLModuleSpec
+
+from tests.envs.lives import LIVES, JointLives
+from tests.general.doors import Doors
+from thrust_rllib import joint_rows
+from thrust_rllib.envs import make_vector_env
+from thrust_rllib.evaluation import TeamPolicy, play_policy
+from thrust_rllib.joint_losses import forward_team
+from thrust_rllib.rl_modules.memory import MemoryLayout
+from thrust_rllib.rl_modules.stacked import can_be_stacked
+from thrust_rllib.trained_team import TrainedTeam
+
+MODELS = {
+    "lstm": {"cell": "lstm", "cell_size": 8},
+    "gru": {"cell": "gru", "cell_size": 8, "fcnet_hiddens": [6]},
+    "lstm, own critic": {"cell": "lstm", "cell_size": 8, "vf_share_layers": False},
+    "stock lstm": RLModuleSpec(
+        module_class=DefaultPPOTorchRLModule,
+        model_config=DefaultModelConfig(use_lstm=True, lstm_cell_size=8, fcnet_hiddens=[6], max_seq_len=5),
+    ),
+}
+# Three agents; episodes of 7 steps end inside rollouts of 13.
+RANDOM = ("debug/random_observations", {"episode_length": 7})
+COME_AND_GO = (JointLives, {"lives": LIVES, "length": 4})
+
+
+class Recurrent(Doors):
+    """Both doors with one kind of module."""
+
+    def __init__(self, env, model, max_seq_len=None, **options):
+        if isinstance(model, dict):
+            model = {**model, "max_seq_len": max_seq_len}
+        super().__init__(*env, model=model, minibatch_size=None, **options)
+
+
+def joint_rows_of(doors, door, steps):
+    """Samples, and gives the learner's joint rows in the order of time, and the batches they came from."""
+    runner, learner = doors.runners[door], doors.learners[door]
+    batches = learner._batches(runner.sample(num_timesteps=steps * runner.num_envs, explore=True))
+    rows = learner._joint_rows(batches)
+    return rows.select(rows.units().rows), batches
+
+
+@pytest.fixture
+def spec_config(monkeypatch):
+    """`tiny_config` with an RLModuleSpec where one is given as the model."""
+    import tests.general.doors as doors
+
+    made = doors.tiny_config
+
+    def make(*args, model=None, **options):
+        if not isinstance(model, RLModuleSpec):
+            return made(*args, model=model, **options)
+        config = made(*args, model={}, **options)
+        return config.rl_module(rl_module_spec=copy.deepcopy(model), model_config=model.model_config)
+
+    monkeypatch.setattr(doors, "tiny_config", make)
+
+
+class Replay:
+    """An agent's module in float64, one step at a time; its memories go on from rollout to rollout."""
+
+    def __init__(self, learner, module_id):
+        self.learner, self.module_id, self.memory = learner, module_id, {}
+
+    def play(self, stream, batch):
+        """{(t, e): value} of the rows, and of what follows those that are bootstrapped from."""
+        self.module = copy.deepcopy(self.learner.module[self.module_id].unwrapped()).double()
+        self.layout = MemoryLayout.of(self.module)
+        values, following = {}, {}
+        for e in range(batch.num_envs):
+            acted = np.flatnonzero(stream.present[:, e])
+            for t in range(batch.num_steps):
+                if batch.episode_start[t, e] or e not in self.memory:
+                    self.memory[e] = tree.map_structure(lambda x: x[None].double(), self.module.get_initial_state())
+                if t not in acted:
+                    continue
+                values[t, e], self.memory[e] = self.step(stream.obs[t, e], self.memory[e])
+                if (stream.truncated[t, e] or t == acted[-1]) and not stream.terminated[t, e]:
+                    (k,) = np.flatnonzero(batch.bootstrap_rows == t * batch.num_envs + e)
+                    following[t, e], _ = self.step(stream.bootstrap_obs[k], self.memory[e])
+        return values, following
+
+    def step(self, obs, memory):
+        """Value of one observation, and the state behind it."""
+        batch = {"obs": torch.from_numpy(obs).double()[None, None], "state_in": memory}
+        with torch.no_grad():
+            return float(self.module.compute_values(batch)), self.module.forward_train(batch)["state_out"]
+
+
+# Each kind of module in each door, with whole rollouts and with sequences of 5, with agents that stay and that do not.
+CASES = {
+    f"{name}, {door}, {kind}": (
+        name,
+        door,
+        env,
+        5 if name == "stock lstm" or (env is RANDOM) == (door == "arrays") else None,
+    )
+    for name in MODELS
+    for door in ("arrays", "episodes")
+    for kind, env in (("random", RANDOM), ("come and go", COME_AND_GO))
+}
+
+
+@pytest.mark.parametrize("name,door,env,max_seq_len", CASES.values(), ids=CASES)
+def test_ratios_of_the_first_pass_are_one_and_values_those_of_a_replay(name, door, env, max_seq_len, spec_config):
+    doors = Recurrent(env, MODELS[name], max_seq_len)
+    learner = doors.learners[door]
+    module_ids = sorted(learner.module.keys())
+    assert can_be_stacked([learner.module[module_ids[0]].unwrapped()]) == (name != "stock lstm")
+    replays = {m: Replay(learner, m) for m in module_ids}
+    bootstrapped = set()
+    for rollout in range(3):
+        rows, (batch,) = joint_rows_of(doors, door, 13)
+        outputs = forward(learner, rows)
+        ratio = torch.exp(outputs.logp - rows.action_logp)[rows.present]
+        assert len(ratio) > 40 and float((ratio - 1).abs().max()) < 1e-5
+        assert float((outputs.values - rows.values)[rows.present].abs().max()) < 1e-5
+        for module_id in module_ids:
+            memory = learner._memories[module_id]
+            ((own, following),) = joint_rows._values([batch], module_id, learner._values, memory, "cpu")
+            for j, agent in enumerate(batch.modules[module_id].agents):
+                values, after = replays[module_id].play(batch.stream(agent), batch)
+                for found, expected in ((own, values), (following, after)):
+                    for (t, e), value in expected.items():
+                        assert float(found[t, j, e]) == pytest.approx(value, abs=2e-5)
+                bootstrapped |= {t < batch.num_steps - 1 for t, _ in after}
+        if rollout:  # memories that begin with zeros at the rollout's first row are not those that acted
+            for module in rows.modules.values():
+                module.state_in.zero_()
+            assert float((forward(learner, rows).logp - rows.action_logp)[rows.present].abs().max()) > 1e-3
+        doors.set_weights(rollout + 1)
+    assert bootstrapped == {True, False}  # inside rollouts, and at their ends
+
+
+@torch.no_grad()
+def forward(learner, rows):
+    return forward_team(learner.module, rows, dict.fromkeys(rows.modules, True))
+
+
+def test_a_rollout_is_cut_into_sequences_that_both_doors_agree_on():
+    doors = Recurrent(RANDOM, MODELS["gru"], 5)
+    for _ in range(3):
+        batches = [joint_rows_of(doors, door, 13)[1][0] for door in doors.runners]
+        assert batches[0].sequence_rows.tolist() == [0, 1, 10, 11, 20, 21]
+        for streams in batches[0].modules.values():
+            np.testing.assert_array_equal(batches[0].sequence_rows, batches[1].sequence_rows)
+            assert streams.state_in.shape == (1, 6, 8)
+
+
+def test_an_evaluation_remembers():
+    doors = Recurrent(RANDOM, MODELS["gru"])
+    runner, config = doors.runners["arrays"], doors.runners["arrays"].config
+    team = TrainedTeam(config, runner, 0)
+    env = make_vector_env(config.env_spec, dict(config.env_config), 2)
+    seen = []
+
+    class Watched(TeamPolicy):
+        def __call__(self, observations):
+            seen.append(self._actor.memory(0, 2).copy())
+            return super().__call__(observations)
+
+    play_policy(env, Watched(team, env), 4)
+    env.close()
+    assert len(seen) == 14
+    for t, memory in enumerate(seen):
+        assert memory.shape == (3, 2, 8)
+        assert (memory == 0).all() == (t % 7 == 0)

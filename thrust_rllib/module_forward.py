@@ -1,0 +1,52 @@
+"""One module's forward pass over rows of its agents: row by row, or in sequences where it has a memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ray.rllib.core.columns import Columns
+from torch import Tensor
+
+from thrust_rllib.rl_modules.mlp import ENCODER_FEATURES
+from thrust_rllib.sequences import ModuleSequences
+
+_VALUES = "values"
+
+
+@dataclass(frozen=True)
+class ModuleOutputs:
+    """Of R rows: logits [R, A] (unmasked), values [R], and features [R, D] or None."""
+
+    logits: Tensor
+    values: Tensor
+    features: Tensor | None
+
+
+def forward_module(rl_module: Any, obs: Tensor, sequences: ModuleSequences | None) -> ModuleOutputs:
+    """Runs a module in training mode.
+
+    Args:
+        rl_module: with RLlib's `ValueFunctionAPI`.
+        obs: [R, …].
+        sequences: of a recurrent module.
+    """
+
+    def forward(batch: dict[str, Any]) -> dict[str, Tensor]:
+        outputs = rl_module.forward_train(batch)
+        logits = outputs[Columns.ACTION_DIST_INPUTS]
+        values = rl_module.compute_values(batch, embeddings=outputs.get(Columns.EMBEDDINGS))
+        found = {Columns.ACTION_DIST_INPUTS: logits, _VALUES: values.view(logits.shape[:-1])}
+        if ENCODER_FEATURES in outputs:
+            found[ENCODER_FEATURES] = outputs[ENCODER_FEATURES]
+        return found
+
+    said = forward({Columns.OBS: obs}) if sequences is None else sequences.run(obs, forward)
+    return ModuleOutputs(said[Columns.ACTION_DIST_INPUTS], said[_VALUES], said.get(ENCODER_FEATURES))
+
+
+def module_values(rl_module: Any, obs: Tensor, sequences: ModuleSequences | None) -> Tensor:
+    """Values [R] of observations [R, …]; see `forward_module`."""
+    if sequences is None:
+        return rl_module.compute_values({Columns.OBS: obs})
+    return sequences.run(obs, lambda batch: {_VALUES: rl_module.compute_values(batch)})[_VALUES]
