@@ -610,6 +610,8 @@ class ReferenceTrainer:
     @staticmethod
     def _gradients(loss: torch.Tensor, leaves: dict[str, dict[str, torch.Tensor]]) -> dict[str, dict[str, np.ndarray]]:
         flat = [x for named in leaves.values() for x in named.values()]
+        if not loss.requires_grad:  # nobody acts in any row
+            return {m: {name: np.zeros(x.shape) for name, x in named.items()} for m, named in leaves.items()}
         found = iter(torch.autograd.grad(loss, flat, retain_graph=True, allow_unused=True))
         return {m: {name: _array(next(found), x) for name, x in named.items()} for m, named in leaves.items()}
 

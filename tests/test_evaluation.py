@@ -5,13 +5,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+import tree
+from ray.rllib.core.columns import Columns
 from scipy import stats
 
 from tests.support import make_runner, tiny_config
 from thrust_rllib import JointPPOConfig
 from thrust_rllib.baselines import check_baseline, play_baseline
 from thrust_rllib.envs import calibrate, make_vector_env
-from thrust_rllib.evaluation import TeamPolicy, play_episodes
+from thrust_rllib.evaluation import TeamPolicy, play_episodes, seeds_for
 from thrust_rllib.recipes import recipe
 from thrust_rllib.sampling.episode_shares import episodes_per_environment
 from thrust_rllib.trained_team import load_team
@@ -120,6 +122,14 @@ def team(env, **options):
     return SimpleNamespace(config=config, env_runner=make_runner(config))
 
 
+def scrambled(mine):
+    """The same team with other weights: the first ones act nearly uniformly."""
+    generator = torch.Generator().manual_seed(0)
+    for parameter in (p for _, module in mine.env_runner.module.items() for p in module.parameters()):
+        parameter.data += torch.rand(parameter.shape, generator=generator) - 0.5
+    return mine
+
+
 @pytest.mark.parametrize("policies", ["per_agent", "shared"])
 @pytest.mark.parametrize("explore", [False, True])
 def test_random_agents_are_uniform_and_the_others_unchanged(policies, explore):
@@ -144,6 +154,45 @@ def test_random_agents_are_uniform_and_the_others_unchanged(policies, explore):
     assert stats.chisquare(counts).pvalue > 1e-3
     of_policy = np.bincount(np.concatenate([without(observations)[1] for _ in range(10)]), minlength=len(counts))
     assert stats.chisquare(of_policy).pvalue < 1e-6  # the test can fail: the policy is not uniform
+
+
+def replayed(mine, env_name, num_episodes, num_envs, remembers=True):
+    """Returns [K, N] of greedy episodes, each agent's module on its own, one step after the other."""
+    env = make_vector_env(env_name, {}, num_envs)
+    agents = list(env.possible_agents)
+    modules = [mine.env_runner.module[mine.config.policy_mapping_fn.table[agent]].unwrapped() for agent in agents]
+    initial = [tree.map_structure(lambda leaf: leaf[None], module.get_initial_state()) for module in modules]
+    states = [[initial[k] for k in range(len(agents))] for _ in range(num_envs)]
+    running, played = np.zeros((num_envs, len(agents))), [[] for _ in range(num_envs)]
+    observations = env.reset_joint(seeds_for(0, num_envs)[:-1])
+    while min(map(len, played)) < num_episodes // num_envs:
+        actions = np.zeros((len(agents), num_envs), np.int64)
+        for e in range(num_envs):
+            for k, module in enumerate(modules):
+                obs = torch.from_numpy(np.float32(observations[k, e]))[None, None]
+                with torch.no_grad():
+                    outputs = module.forward_inference({Columns.OBS: obs, Columns.STATE_IN: states[e][k]})
+                actions[k, e] = outputs[Columns.ACTION_DIST_INPUTS].argmax()
+                states[e][k] = outputs[Columns.STATE_OUT] if remembers else initial[k]
+        result = env.step_joint(actions)
+        observations, running = result.observations, running + result.rewards.T
+        for e in np.flatnonzero(np.broadcast_to(result.terminated | result.truncated, (len(agents), num_envs)).any(0)):
+            played[e].append(running[e].copy())
+            running[e], states[e] = 0.0, list(initial)
+    return np.array([episode for of_one in played for episode in of_one])
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+@pytest.mark.parametrize("policies", ["per_agent", "shared"])
+def test_memories_are_carried_and_begin_anew_with_an_episode(cell, policies):
+    name = "debug/match_observation"
+    mine = team(name, policies=policies, model={"cell": cell, "cell_size": 6}, minibatch_size=32)
+    scrambled(mine)
+    played = play_episodes(mine, 6, num_envs=3)
+    np.testing.assert_array_equal(played.returns, replayed(mine, name, 6, 3))
+    assert (played.returns != replayed(mine, name, 6, 3, remembers=False)).any()  # the test can fail
+    again = play_episodes(mine, 6, num_envs=3)  # nothing is left over from the episodes before
+    np.testing.assert_array_equal(again.returns, played.returns)
 
 
 def test_random_agents_take_only_what_is_allowed():

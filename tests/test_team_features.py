@@ -1,15 +1,18 @@
 """Features on fresh joint rows, and how much they correlate."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
+import tree
 from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 from ray.rllib.core.columns import Columns
 
 from tests.support import tiny_config
-from thrust_rllib import MLPModule
+from thrust_rllib import GRUModule, LSTMModule, MLPModule
 from thrust_rllib.envs.fixed_length import FixedLengthEnv
 from thrust_rllib.rl_modules.mlp import ENCODER_FEATURES
 from thrust_rllib.team_features import (
@@ -157,6 +160,47 @@ def test_features_of_a_learner_in_another_process_and_of_a_critic_of_its_own(ray
     for agent, z in expected.items():
         assert z.shape == (30, 8)
         np.testing.assert_allclose(found[agent], z, atol=1e-6)
+
+
+def features_in_time(module, observations, remembers=True):
+    """float64 [steps, D] of one agent from an episode's start on, one step after the other."""
+    module = copy.deepcopy(module).double()
+    initial = tree.map_structure(lambda leaf: torch.as_tensor(leaf).double()[None], module.get_initial_state())
+    state, found = initial, []
+    for observation in observations:
+        obs = torch.tensor(observation, dtype=torch.float64)[None, None]
+        with torch.no_grad():
+            outputs = module.forward_train({Columns.OBS: obs, Columns.STATE_IN: state if remembers else initial})
+        state = outputs[Columns.STATE_OUT]
+        found.append(outputs[ENCODER_FEATURES][0, 0].numpy())
+    return np.array(found)
+
+
+@pytest.mark.parametrize(
+    "module_class, model",
+    [(LSTMModule, {"cell_size": 5}), (GRUModule, {"cell_size": 4, "fcnet_hiddens": [6], "vf_share_layers": False})],
+)
+@pytest.mark.parametrize("policies", [None, "shared"])
+def test_features_of_recurrent_modules_are_those_of_a_replay(ray_session, module_class, model, policies):
+    algo = algorithm(Leaving, module_class, model=model, policies=policies, minibatch_size=32)
+    found = fresh_features(algo, 18)
+    modules = {agent: algo.get_module("shared" if policies else agent).unwrapped() for agent in found}
+    algo.stop()
+    # Two environments, three episodes; both agents act in steps 0, 2 and 4, which are all that agent_1 remembers.
+    for index, (agent, acts) in enumerate({"agent_0": range(6), "agent_1": (0, 2, 4)}.items()):
+        expected, forgetful = (
+            np.stack(
+                [
+                    features_in_time(modules[agent], [(e, t, index) for t in acts], remembers)[:: len(acts) // 3]
+                    for e in range(2)
+                ],
+                axis=1,
+            )
+            for remembers in (True, False)
+        )  # [step, environment, D]
+        rows = found[agent].reshape(3, 3, 2, -1)  # [episode, step, environment, D]
+        np.testing.assert_allclose(rows, np.broadcast_to(expected, rows.shape), atol=1e-5)
+        assert np.abs(expected - forgetful)[1:].max() > 0.01  # the test can fail
 
 
 def reference(features):

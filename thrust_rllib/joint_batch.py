@@ -184,6 +184,7 @@ class JointBatch:
                 _need(f"origin of module {module_id!r}", streams.origin.shape, (steps, n, envs, 2))
             if streams.state_in is not None:
                 _need(f"state_in of module {module_id!r}", streams.state_in.shape[:2], (n, num_sequences))
+                self._check_ends(module_id, streams)
             _need(
                 f"bootstrap_obs of module {module_id!r}",
                 streams.bootstrap_obs.shape[:2],
@@ -192,6 +193,22 @@ class JointBatch:
         if len(set(self.agents)) != len(self.agents):
             raise ValueError(f"an agent stands in two modules: {list(self.agents)}")
         return self
+
+
+    def _check_ends(self, module_id: ModuleID, streams: ModuleStreams) -> None:
+        """Raises where an agent with a memory goes on behind its own end without a new episode or sequence."""
+        begins = self.episode_start.copy()
+        begins.reshape(-1)[self.sequence_rows] = True
+        ends = streams.present & (streams.terminated | streams.truncated)
+        before = np.cumsum(ends, axis=0) - ends  # [T, n, E], ends in earlier rows of the column
+        since = np.maximum.accumulate(np.where(begins, np.arange(len(begins))[:, None], 0), axis=0)
+        wrong = streams.present & (before > np.take_along_axis(before, since[:, None], axis=0))
+        if wrong.any():
+            t, agent, e = (int(i) for i in np.argwhere(wrong)[0])
+            raise ValueError(
+                f"agent {streams.agents[agent]!r} of module {module_id!r} acts in row (t, e) = {(t, e)}, behind its "
+                "own end: a memory must begin anew there. Mark the row in episode_start or in sequence_rows"
+            )
 
 
 _STEP_FIELDS = ("obs", "actions", "action_logp", "rewards", "present", "terminated", "truncated")

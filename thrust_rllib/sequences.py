@@ -23,9 +23,8 @@ from thrust_rllib.joint_batch import JointBatch
 from thrust_rllib.minibatches import Units
 from thrust_rllib.rl_modules.memory import MemoryLayout
 
-STEP_COST = 32
-"""A step of a padded call costs about as much as so many of its rows (LSTM of 64: 1, GRU: 100)."""
-CALL_COST = 40
+STEP_COST = 64
+"""What a step of a padded call costs, in its rows: few long calls are cheaper than many that pad nothing."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +80,9 @@ class SequenceLayout:
             places[padded[real]] = start + np.flatnonzero(real)
             start += padded.size
             self.calls.append(PaddedSequences(*(torch.from_numpy(x).to(device) for x in (padded, mine))))
+        if not self.calls:  # nobody acted: one step, which nobody reads, gives the outputs their shapes
+            nowhere, start = torch.zeros(1, 1, dtype=torch.int64, device=device), 1
+            self.calls.append(PaddedSequences(nowhere, nowhere[0]))
         self._everywhere = present is None
         places[places < 0] = start  # behind all outputs stands a row of zeros
         self._places = torch.from_numpy(places).to(device)
@@ -98,7 +100,7 @@ def _calls(lengths: np.ndarray, max_rows: int | None) -> Iterator[slice]:
     start, end = 0, len(lengths)
     while start < end:
         longest, shorter = lengths[start], lengths[start:]
-        apart = (longest - shorter) * np.arange(end - start, 0, -1) > CALL_COST + STEP_COST * shorter
+        apart = (longest - shorter) * np.arange(end - start, 0, -1) > STEP_COST * shorter
         stop = start + int(apart.argmax()) if apart.any() else end
         most = stop - start if max_rows is None else max(1, max_rows // int(longest))
         for first in range(start, stop, most):
@@ -125,16 +127,13 @@ class ModuleSequences:
             The outputs by row, [R, …].
         """
         found: dict[str, list[Tensor]] = {}
-        # Where nobody acted, one step gives the outputs' shapes, and is left out.
-        nowhere = torch.zeros(1, 1, dtype=torch.int64, device=obs.device)
-        calls, some = self.layout.calls or [PaddedSequences(nowhere, nowhere[0])], len(self.layout.calls) > 0
-        for call in calls:
+        for call in self.layout.calls:
             batch = {
                 Columns.OBS: obs.index_select(0, call.rows.flatten()).unflatten(0, call.rows.shape),
                 Columns.STATE_IN: self.memory.unflatten(self.states.index_select(0, call.segments)),
             }
             for name, output in forward(batch).items():
-                found.setdefault(name, []).append(output if some else output[:0])
+                found.setdefault(name, []).append(output)
         return {name: self.layout.by_row(outputs) for name, outputs in found.items()}
 
 

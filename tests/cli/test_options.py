@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from thrust_rllib import JointPPOConfig
+from thrust_rllib import GRUModule, JointPPOConfig, LSTMModule, MLPModule
 from thrust_rllib.command_line.options import TrainOptions, build_config, choose_limit, parse_pairs, parse_value
 from thrust_rllib.command_line.training_progress import Limit
 from thrust_rllib.recipes import recipe
@@ -79,6 +79,40 @@ def test_options_arrive():
     assert config.policies_to_train == ["agent_0", "agent_2"] and config.evaluation_duration == 7
     # --set has the last word
     assert (config.clip_param, config.iterate_all_minibatches, config.num_epochs) == (0.1, False, 3)
+
+
+def modules_of(config):
+    """{module: its class, and what it is configured with}."""
+    codecs = config.team_codec().modules
+    spaces = {module_id: (codec.encoder.encoded_space, codec.action_space) for module_id, codec in codecs.items()}
+    specs = config.get_multi_rl_module_spec(spaces=spaces).rl_module_specs
+    return {module_id: (spec.module_class, dict(spec.model_config)) for module_id, spec in specs.items()}
+
+
+@pytest.mark.parametrize(
+    "cell, model, kind, expected",
+    [
+        ("lstm", ["cell_size=128", "max_seq_len=32", "fcnet_hiddens=[64, 32]"], LSTMModule,
+         {"cell": "lstm", "cell_size": 128, "max_seq_len": 32, "fcnet_hiddens": [64, 32]}),
+        ("gru", [], GRUModule, {"cell": "gru"}),
+        (None, ["cell=gru", "vf_share_layers=false"], GRUModule, {"cell": "gru", "vf_share_layers": False}),
+        (None, ["use_lstm=true", "lstm_cell_size=8"], LSTMModule, {"use_lstm": True, "lstm_cell_size": 8}),
+        (None, ["fcnet_hiddens=[8]", "fcnet_activation=relu"], MLPModule,
+         {"fcnet_hiddens": [8], "fcnet_activation": "relu"}),
+        (None, [], MLPModule, {}),
+    ],
+)  # fmt: skip
+def test_networks_are_chosen(cell, model, kind, expected):
+    modules = modules_of(build_config(TrainOptions("climbing", seed=3, cell=cell, model=model)))
+    assert list(modules) == ["agent_0", "agent_1"]
+    for found, model_config in modules.values():
+        assert found is kind
+        assert expected.items() <= model_config.items()
+
+
+def test_a_cell_that_is_named_twice_is_an_error():
+    with pytest.raises(ValueError, match="--cell lstm and --model cell=gru: give one of them"):
+        build_config(TrainOptions("climbing", cell="lstm", model=["cell=gru"]))
 
 
 def test_a_seed_is_drawn_where_none_is_given():

@@ -3,6 +3,8 @@
 import pytest
 
 from tests.cli.helpers import TINY, checkpoints, events, read_json, rows, thrust_rllib
+from thrust_rllib.evaluation import play_episodes
+from thrust_rllib.trained_team import load_team
 
 
 @pytest.fixture(scope="module")
@@ -112,3 +114,34 @@ def test_a_training_that_the_entropy_guard_ends(ray_session, tmp_path):
     assert [row["stop_reason"][:16] for row in rows(folder)] == ["", "the entropy guar"]
     assert read_json(folder / "report" / "summary.json")["stop_reason"] == rows(folder)[-1]["stop_reason"]
     assert "the entropy guard ended the training" in (folder / "report" / "report.html").read_text()
+
+
+@pytest.fixture(scope="module")
+def recurrent_run(ray_session, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("recurrent") / "run"
+    code, out, err = thrust_rllib(
+        "train", "gymnasium:CartPole-v1", "--cell", "lstm", "--model", "cell_size=16", *TINY, "--iterations", 2,
+        "--output", folder,
+    )  # fmt: skip
+    return folder, code, out, err
+
+
+def test_a_network_with_a_memory_trains(recurrent_run):
+    folder, code, out, err = recurrent_run
+    assert code == 0 and "error: " not in err
+    assert "finished: 2 iterations" in out and "evaluation (4 episodes, greedy)" in out
+    assert checkpoints(folder) == ["iteration_000002"]
+    assert read_json(folder / "config.json")["options"]["model_config"] == {"cell": "lstm", "cell_size": 16}
+    # Two minibatches of 32 rows, each of two sequences of 16 steps, in each of 4 epochs.
+    assert float(rows(folder)[-1]["learners/__all_modules__/num_minibatch_steps"]) == 8
+
+
+def test_its_checkpoint_is_evaluated_and_reported(recurrent_run, tmp_path):
+    folder = recurrent_run[0]
+    code, out, err = thrust_rllib("evaluate", folder, "--episodes", 5, "--seed", 3, "--output", tmp_path / "new.json")
+    assert code == 0 and "error: " not in err and "agent_0" in out
+    played = play_episodes(load_team(folder / "checkpoints" / "iteration_000002"), 5, seed=3)
+    assert read_json(tmp_path / "new.json")["policy"]["played"]["lengths"] == played.lengths.tolist()
+    code, out, _ = thrust_rllib("report", folder, "--output", tmp_path / "report")
+    assert code == 0 and "report.html" in out
+    assert (tmp_path / "report" / "report.html").stat().st_size > 10_000

@@ -19,7 +19,17 @@ def test_help_names_the_commands_and_the_options_of_train():
     assert code == 0 and "train" in out and "envs" in out
     code, out, _ = thrust_rllib("train", "--help")
     assert code == 0
-    for text in ("--env-config", "--iterations", "--redundancy", "--set", "--freeze", "--output", "Ctrl-C", "130"):
+    for text in (
+        "--env-config",
+        "--iterations",
+        "--redundancy",
+        "--set",
+        "--cell",
+        "--model",
+        "--freeze",
+        "Ctrl-C",
+        "130",
+    ):
         assert text in out
 
 
@@ -53,6 +63,9 @@ def test_help_and_envs_import_neither_ray_nor_torch():
         (["climbing", "--freeze", "agent_0", "--freeze", "agent_1"], "nothing would be trained"),
         (["climbing", "--freeze", "agent_0", "--policies", "shared"], "would also freeze ['agent_1']"),
         (["climbing", "--batch", "32"], "minibatch_size=256 is larger than the batch"),
+        (["climbing", "--model", "cell_size"], "--model 'cell_size'; needed: NAME=VALUE"),
+        (["climbing", "--model", "cell=lstmm"], "cell='lstmm' in the model_config; needed: one of lstm, gru"),
+        (["climbing", "--model", "cell=gru", "--cell", "gru"], "--cell gru and --model cell=gru: give one of them"),
     ],
 )
 def test_mistakes_end_with_one_line_and_write_nothing(arguments, message, tmp_path, monkeypatch):
@@ -61,6 +74,38 @@ def test_mistakes_end_with_one_line_and_write_nothing(arguments, message, tmp_pa
     assert code == 2
     assert err.startswith("error: ") and message in err and "Traceback" not in err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["--cell", "lstm", "--model", "cell_sise=8"],
+            "LSTMModule knows no model_config key 'cell_sise'; did you",
+        ),
+        (["--model", "fcnet_hidens=[8]"], "MLPModule knows no model_config key 'fcnet_hidens'; did you mean"),
+        (["--model", "max_seq_len=8"], "MLPModule does not read the model_config {'max_seq_len': 8}"),
+        (["--cell", "gru", "--model", "cell_size=0"], "cell_size is 0; needed: a whole number ≥ 1"),
+        (
+            ["--cell", "gru", "--envs-per-runner", "4"],
+            "minibatch_size=256 is smaller than one training sequence of",
+        ),
+        (["--cell", "lstm", "--model", "max_seq_len=500"], "max_seq_len=500 is longer than what is sampled at a time"),
+    ],
+)
+def test_networks_that_cannot_be_built_end_with_one_line_and_write_nothing(
+    arguments, message, ray_session, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = thrust_rllib("train", "climbing", *arguments)
+    assert code == 2
+    assert err.startswith("error: ") and message in err and "Traceback" not in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_cell_that_there_is_not_is_named_by_the_command_line():
+    code, _, err = thrust_rllib("train", "climbing", "--cell", "rnn")
+    assert code == 2 and "'rnn' is not one of 'lstm', 'gru'" in " ".join(err.replace("│", " ").split())
 
 
 def test_unknown_options_are_named_by_the_command_line():

@@ -52,10 +52,10 @@ def is_recurrent(p: Mapping) -> bool:
     return "cell.weight_ih" in p
 
 
-def state_size(p: Mapping) -> int:
-    """S."""
-    cells = [cell for cell in ("cell", "critic_cell") if f"{cell}.weight_hh" in p]
-    return sum(p[f"{cell}.weight_hh"].shape[1] * (2 if _is_lstm(p, cell) else 1) for cell in cells)
+def state_size(p: Mapping, cells: Sequence[str] = ("cell", "critic_cell")) -> int:
+    """S, or of some cells."""
+    mine = [cell for cell in cells if f"{cell}.weight_hh" in p]
+    return sum(p[f"{cell}.weight_hh"].shape[1] * (2 if _is_lstm(p, cell) else 1) for cell in mine)
 
 
 def _remember(p: Mapping[str, Tensor], prefix: str, obs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -70,11 +70,10 @@ def _remember(p: Mapping[str, Tensor], prefix: str, obs: Tensor, state: Tensor) 
 
 def module_step(p: Mapping[str, Tensor], obs: Tensor, state: Tensor):
     """One step of one agent: (features [D], policy outputs [A], value, state [S] behind it)."""
-    shared = "critic_cell.weight_hh" not in p
-    size = len(state) if shared else state_size({k: x for k, x in p.items() if not k.startswith("critic_cell")})
+    size = state_size(p, ["cell"])
     features, after = _remember(p, "", obs, state[:size])
     embedding = features
-    if not shared:
+    if "critic_cell.weight_hh" in p:
         embedding, critic_after = _remember(p, "critic_", obs, state[size:])
         after = torch.cat([after, critic_after])
     outputs = p["policy.weight"] @ features + p["policy.bias"]
@@ -223,11 +222,10 @@ class RecurrentLoop(ReferenceLoop):
         places = np.concatenate(begins), np.concatenate([batch.episode_start[batch.valid] for batch in batches])
         result = {}
         for agent, r in super().rollouts(batches).items():
-            states = [batch.state_in[agent] for batch in batches] if agent in batches[0].state_in else None
             own = {f.name: getattr(r, f.name) for f in fields(r)}
-            result[agent] = RecurrentRollout(**own, begins=places[0], restarts=places[1], state_in=None)
-            if states is not None:
-                result[agent].state_in = np.concatenate(states)
+            result[agent] = RecurrentRollout(**own, begins=places[0], restarts=places[1])
+            if agent in batches[0].state_in:
+                result[agent].state_in = np.concatenate([batch.state_in[agent] for batch in batches])
         return result
 
     def sequences(self, batches: Sequence[FixedSequences]) -> list[list[int]]:

@@ -102,12 +102,12 @@ def test_several_samples_in_one_batch(script, lengths, num_envs, length):
 @few
 @given(scripts(), st.integers(1, 4))
 def test_whole_episodes(script, num_episodes):
-    door = door_of(script, rl_module_spec=lstm(2))
+    door = door_of(script, rl_module_spec=lstm())
     for _ in range(2):
         sampled = door.sample({"num_episodes": num_episodes})
         check_memories(door, sampled.batch)
     starts = np.flatnonzero(np.isin(sampled.batch.sequence_rows, np.flatnonzero(sampled.batch.episode_start)))
-    assert len(starts) == num_episodes
+    assert len(starts) == len(sampled.batch.sequence_rows) == num_episodes
     for streams in sampled.batch.modules.values():
         assert not streams.state_in[:, starts].any()
 
@@ -141,6 +141,22 @@ def test_a_step_open_at_a_cut_begins_the_next_sequence_with_its_own_memory():
     second.batch.modules["north"].state_in[:] = 0.0
     with pytest.raises(AssertionError):
         check_memories(door, second.batch)
+
+
+def test_sequences_of_a_given_length_go_on_over_the_starts_of_episodes():
+    three = replace(TURNS, episodes=(Episode((Life("AAA"), Life("AAA"))),))
+    door = door_of(three, num_envs=2, rl_module_spec=lstm(4))
+    sampled = door.sample(
+        {"num_timesteps": 20}, {"num_timesteps": 8}
+    )  # rows 0 to 9, of which 9 is cut off, and 10 to 13
+    check_memories(door, sampled.batch)
+    assert np.flatnonzero(sampled.batch.episode_start[:, 1]).tolist() == [0, 3, 6, 9, 12]
+    # The fragment that goes on in row 10 begins anew.
+    assert (sampled.batch.sequence_rows[::2] // 2).tolist() == [0, 4, 8, 10]
+    whole = door_of(three, rl_module_spec=lstm())
+    batch = whole.sample({"num_timesteps": 10}, {"num_timesteps": 4}).batch
+    check_memories(whole, batch)
+    assert batch.sequence_rows.tolist() == [0, 3, 6, 9, 10, 12]
 
 
 def test_a_fragment_that_is_cut_shares_what_its_agents_remember():

@@ -96,6 +96,12 @@ CASES = {
     "an agent never acts": Case(
         (LSTM, GRU, MLP), config=COUPLED, step=RED, shapes=(Shape(max_seq_len=4, presence={"a0": "never"}),)
     ),
+    "nobody acts in some minibatches": Case(
+        (LSTM, GRU, LSTM),
+        config={"minibatch_size": 4},
+        loop={"minibatch_size": 4},
+        shapes=(Shape(episodes=(7, 9), max_seq_len=4, presence=dict.fromkeys(PLAIN, "dead")),),
+    ),
     "agents of other spaces come and go": Case(
         (LSTM, GRU, LSTM), kinds=SPACES, shapes=(Shape(max_seq_len=4, presence=COMES_AND_GOES),)
     ),
@@ -206,11 +212,8 @@ class Both:
         step = ReferenceSettings(**{"lr": LR, **case.step})
         if case.loop.get("standardize") in ("minibatch", "team"):
             step = dataclasses.replace(step, standardize=case.loop["standardize"])
-        settings = RecurrentSettings(
-            **{"gamma": dict.fromkeys(modules, 0.99), "lambda_": dict.fromkeys(modules, 0.95), **case.loop},
-            minibatch_size=MINIBATCH,
-            step=step,
-        )
+        discounts = {"gamma": dict.fromkeys(modules, 0.99), "lambda_": dict.fromkeys(modules, 0.95)}
+        settings = RecurrentSettings(**{**discounts, "minibatch_size": MINIBATCH, **case.loop}, step=step)
         self.reference = RecurrentLoop(modules, self.agents, settings)
         self.rng = np.random.default_rng(seed + 100)
 
