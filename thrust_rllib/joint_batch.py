@@ -88,8 +88,8 @@ class JointBatch:
     | bootstrap_rows | [K] int64   | rows t·E + e whose successor is not a row of this batch: a truncated step, |
     |                |             | or the last row of an environment whose episode goes on. Sorted           |
     | sequence_rows  | [C] int64   | rows at which a training sequence of their column begins: the column's     |
-    |                |             | first, each fragment's first, and every `max_seq_len` rows behind these. A |
-    |                |             | sequence may hold starts of episodes. Sorted; None without recurrent modules |
+    |                |             | first and every `max_seq_len` rows behind it. A sequence may hold starts   |
+    |                |             | of episodes. Sorted; None without recurrent modules                        |
     | episode_start  | [T, E] bool | first step of an episode                                                  |
     | valid          | [T, E] bool | false on padding                                                          |
     | global_state   | [T, E, S]   | state for a central critic, or None                                       |

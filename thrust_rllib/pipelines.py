@@ -101,6 +101,7 @@ def learner(config: JointPPOConfig, observation_space: Any, action_space: Any) -
                 check_bounds=not config.disable_env_checking,
                 audit=config.audit,
                 with_extra_step=bool(own),
+                whole_episodes=config.batch_mode == "complete_episodes",
             )
         )
     return LearnerConnectorPipeline(observation_space, action_space, connectors=pieces)

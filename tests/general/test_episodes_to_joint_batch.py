@@ -229,7 +229,13 @@ def test_the_pipeline_gets_the_batch_under_its_name():
     assert list(result) == [JOINT_BATCH] and result[JOINT_BATCH].env_steps() == 2
     assert all(s.origin is None for s in result[JOINT_BATCH].modules.values())  # audit=False
     _, options = piece.get_ctor_args_and_kwargs()
-    assert options == {"codec": piece.codec, "check_bounds": True, "audit": False, "with_extra_step": False}
+    assert options == {
+        "codec": piece.codec,
+        "check_bounds": True,
+        "audit": False,
+        "with_extra_step": False,
+        "whole_episodes": False,
+    }
 
 
 def test_observations_that_another_connector_wrote_are_taken():

@@ -151,14 +151,15 @@ def forward(learner, rows):
     return forward_team(learner.module, rows, dict.fromkeys(rows.modules, True))
 
 
-def test_a_rollout_is_cut_into_sequences_that_both_doors_agree_on():
-    doors = Recurrent(RANDOM, MODELS["gru"], 5)
+@pytest.mark.parametrize("max_seq_len,begins", [(5, [0, 1, 10, 11, 20, 21]), (None, [0, 1])])
+def test_a_rollout_is_cut_into_sequences_that_both_doors_agree_on(max_seq_len, begins):
+    doors = Recurrent(RANDOM, MODELS["gru"], max_seq_len)
     for _ in range(3):
         batches = [joint_rows_of(doors, door, 13)[1][0] for door in doors.runners]
-        assert batches[0].sequence_rows.tolist() == [0, 1, 10, 11, 20, 21]
+        assert batches[0].sequence_rows.tolist() == begins
         for streams in batches[0].modules.values():
             np.testing.assert_array_equal(batches[0].sequence_rows, batches[1].sequence_rows)
-            assert streams.state_in.shape == (1, 6, 8)
+            assert streams.state_in.shape == (1, len(begins), 8)
 
 
 def test_an_evaluation_remembers():

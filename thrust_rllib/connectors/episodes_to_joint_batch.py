@@ -48,7 +48,7 @@ class EpisodesToJointBatch(ConnectorV2):
     An agent stands in the row of the environment step it acted at. A step that was open where the last fragment was
     cut is completed in this one: its row stands in front of the others, with only the agents whose steps are closed
     there. The end of a fragment that goes on, and of a truncated agent, carries the observation to bootstrap from.
-    Where a module is recurrent, every fragment begins a training sequence, since the states are known at each step.
+    Where a module is recurrent, training sequences begin as `sequence_rows` says, with the states of the steps there.
 
     Args:
         input_observation_space: as of every ConnectorV2; not used.
@@ -58,6 +58,8 @@ class EpisodesToJointBatch(ConnectorV2):
         audit: fill `ModuleStreams.origin`.
         with_extra_step: RLlib's `AddOneTsToEpisodesAndTruncate` stands in front: the last step of each agent is not
             one of the environment's.
+        whole_episodes: episodes are not cut (RLlib's `batch_mode="complete_episodes"`): no training sequence of a
+            recurrent module goes over the end of one.
         **kwargs: for RLlib.
     """
 
@@ -70,12 +72,14 @@ class EpisodesToJointBatch(ConnectorV2):
         check_bounds: bool = True,
         audit: bool = False,
         with_extra_step: bool = False,
+        whole_episodes: bool = False,
         **kwargs: Any,
     ) -> None:
         self.codec = codec
         self._check_bounds = check_bounds
         self._audit = audit
         self._extra = int(with_extra_step)
+        self._whole_episodes = whole_episodes
         self._stateful: StatefulModules | None = None
         super().__init__(input_observation_space, input_action_space, **kwargs)
 
@@ -86,6 +90,7 @@ class EpisodesToJointBatch(ConnectorV2):
             "check_bounds": self._check_bounds,
             "audit": self._audit,
             "with_extra_step": bool(self._extra),
+            "whole_episodes": self._whole_episodes,
         }
 
     @override(ConnectorV2)
@@ -137,7 +142,7 @@ class EpisodesToJointBatch(ConnectorV2):
         last_in_column = {f.column: f for f in fragments}
         begins = None
         if stateful is not None and stateful.layouts:
-            begins = sequence_rows(fragments, envs, stateful.sequence_length)
+            begins = sequence_rows(fragments, envs, stateful.sequence_length, self._whole_episodes)
         streams, following = {}, {}
         for module_id, codec in self.codec.modules.items():
             gathered = ModuleSteps(codec, module_id, self._extra, self._check_bounds)

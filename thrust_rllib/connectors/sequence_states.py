@@ -14,23 +14,33 @@ from thrust_rllib.connectors.fragments import Fragment
 from thrust_rllib.connectors.team_actions import MEMORY_IN
 
 
-def sequence_rows(fragments: Sequence[Fragment], num_envs: int, length: int | None) -> np.ndarray:
-    """Rows t·E + e [C] at which sequences begin, sorted: a fragment's first, and every `length` rows behind it in it.
+def sequence_rows(
+    fragments: Sequence[Fragment], num_envs: int, length: int | None, whole_episodes: bool = False
+) -> np.ndarray:
+    """Rows t·E + e [C] at which sequences begin, sorted: the first of each column, and every `length` rows behind it.
 
-    Steps that were open at the last cut were chosen with older weights. They are sequences of their own, so that the
-    steps behind them begin with the very state that sampling had.
+    The count begins anew with a fragment in which an episode goes on. Steps that were open at the last cut were chosen
+    with older weights: they are sequences of their own, so that the steps behind them begin with the very state that
+    sampling had.
 
     Args:
         fragments: of the batch.
         num_envs: E.
-        length: rows of a sequence; None: the whole fragment.
+        length: rows of a sequence; None: all of a column.
+        whole_episodes: the count begins anew with every episode, too.
     """
     starts = []
+    counted_from: dict[int, int] = {}  # by column
+    step = length or 1 + max(fragment.first + len(fragment.times) for fragment in fragments)
     for fragment in fragments:
-        first, stop = fragment.first, fragment.first + len(fragment.times)
-        own = first + int(np.searchsorted(fragment.times, fragment.episode.env_t_started))
-        for begin, end in ((first, own), (own, stop)):
-            starts.append(np.arange(begin, end, length or len(fragment.times)) * num_envs + fragment.column)
+        first, stop, column = fragment.first, fragment.first + len(fragment.times), fragment.column
+        if fragment.times[0] == 0 and column in counted_from and not whole_episodes:
+            begin = first + (counted_from[column] - first) % step
+        else:
+            begin = first + int(np.searchsorted(fragment.times, fragment.episode.env_t_started))
+            counted_from[column] = begin
+            starts.append(np.arange(first, begin, step) * num_envs + column)
+        starts.append(np.arange(begin, stop, step) * num_envs + column)
     return np.sort(np.concatenate(starts))
 
 
@@ -50,7 +60,8 @@ def entering_states(
         ValueError: steps without a state, or with one of another size than the module's.
     """
     states = np.zeros((len(steps.codec.agents), len(begins), size), np.float32)
-    for fragment, piece in zip(fragments, steps.pieces, strict=True):
+    homes = list(zip(fragments, steps.pieces, strict=True))
+    for fragment, piece in reversed(homes):  # of two pieces in one sequence the earlier one has the last word
         memory = _memory(piece, size)
         mine = np.flatnonzero(begins % num_envs == fragment.column)
         sequence = np.searchsorted(begins[mine] // num_envs, fragment.rows(piece.times), side="right") - 1
