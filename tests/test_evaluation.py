@@ -126,7 +126,7 @@ def scrambled(mine):
     """The same team with other weights: the first ones act nearly uniformly."""
     generator = torch.Generator().manual_seed(0)
     for parameter in (p for _, module in mine.env_runner.module.items() for p in module.parameters()):
-        parameter.data += torch.rand(parameter.shape, generator=generator) - 0.5
+        parameter.data += torch.randn(parameter.shape, generator=generator)
     return mine
 
 

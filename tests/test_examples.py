@@ -139,3 +139,11 @@ def test_self_play_ends_in_a_match(ray_session, capsys):
     assert "iteration    4" in out
     wins, draws, losses = (numbers(word, out)[-1] for word in ("wins", "draws", "losses"))
     assert 0.0 < wins <= 1.0 and abs(wins + draws + losses - 1.0) < 0.01
+
+
+def test_memory_succeeds_where_luck_does_not(ray_session, capsys):
+    out = run("memory.py", capsys)
+    assert numbers("chance", out) == [0.5, 0.5, 0.5]
+    recalled, guessed, relayed = numbers("success", out)
+    assert recalled > 0.95 and relayed > 0.95
+    assert abs(guessed - 0.5) < 0.1  # 400 episodes: four standard errors

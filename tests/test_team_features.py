@@ -184,7 +184,8 @@ def features_in_time(module, observations, remembers=True):
 def test_features_of_recurrent_modules_are_those_of_a_replay(ray_session, module_class, model, policies):
     algo = algorithm(Leaving, module_class, model=model, policies=policies, minibatch_size=32)
     found = fresh_features(algo, 18)
-    modules = {agent: algo.get_module("shared" if policies else agent).unwrapped() for agent in found}
+    learner = algo.learner_group._learner  # what the runner has is for inference only
+    modules = {agent: learner.module["shared" if policies else agent].unwrapped() for agent in found}
     algo.stop()
     # Two environments, three episodes; both agents act in steps 0, 2 and 4, which are all that agent_1 remembers.
     for index, (agent, acts) in enumerate({"agent_0": range(6), "agent_1": (0, 2, 4)}.items()):

@@ -145,7 +145,10 @@ def build_config(options: TrainOptions) -> JointPPOConfig:
     )
     if options.policies is not None:
         config.multi_agent(policies=options.policies)
-    if model_config := parse_pairs("--model", options.model) | _given(cell=options.cell):
+    model_config = parse_pairs("--model", options.model)
+    if options.cell is not None and "cell" in model_config:
+        raise ValueError(f"--cell {options.cell} and --model cell={model_config['cell']}: give one of them")
+    if model_config := model_config | _given(cell=options.cell):
         config.rl_module(model_config=model_config)
     if options.redundancy is not None:
         config.training(
