@@ -22,8 +22,8 @@ LAYERS: dict[str, list[str]] = {
     "modules and connectors": ["rl_modules.", "connectors."],
     "sampling": ["sampling.", "env_runner", "episode_runner"],
     "losses": [
-        "minibatches", "sequences", "joint_rows", "audit", "module_forward", "joint_losses", "minibatch_losses",
-        "optimizer_pass", "coupling_gradients",
+        "minibatches", "sequences", "joint_values", "joint_rows", "audit", "module_forward", "joint_losses",
+        "minibatch_losses", "optimizer_pass", "coupling_gradients",
     ],
     "learning": ["metrics", "target_kl", "entropy_guard", "learner_checks", "learner", "learner_group"],
     "algorithm": ["unserved_options", "config_checks", "doors", "pipelines", "config", "algorithm", "registration"],

@@ -15,7 +15,7 @@ import numpy as np
 from ray.rllib.utils.annotations import override
 
 from thrust_rllib.confidence import MeanInterval, mean_interval
-from thrust_rllib.envs.joint_env import AgentID, VectorJointEnv, episode_over, per_agent_flags
+from thrust_rllib.envs.joint_env import AgentID, VectorJointEnv, over_after
 from thrust_rllib.envs.names import nearest
 from thrust_rllib.envs.registry import make_vector_env
 from thrust_rllib.sampling.acting import TeamActor
@@ -157,8 +157,7 @@ def play_policy(env: VectorJointEnv, policy: Policy, num_episodes: int, *, seed:
         observations = result.observations
         running += result.rewards
         steps += 1
-        terminated, truncated = (per_agent_flags(x, *running.shape) for x in (result.terminated, result.truncated))
-        over = episode_over(terminated, truncated, result.present, result.over)
+        over = over_after(result)
         if remembering is not None:
             remembering.advance(result.present, over)
         for e in np.flatnonzero(over):

@@ -183,6 +183,8 @@ class JointBatch:
             if streams.origin is not None:
                 _need(f"origin of module {module_id!r}", streams.origin.shape, (steps, n, envs, 2))
             if streams.state_in is not None:
+                if self.sequence_rows is None:
+                    raise ValueError(f"module {module_id!r} has state_in, but sequence_rows is None; fill both or none")
                 _need(f"state_in of module {module_id!r}", streams.state_in.shape[:2], (n, num_sequences))
                 self._check_ends(module_id, streams)
             _need(
@@ -193,7 +195,6 @@ class JointBatch:
         if len(set(self.agents)) != len(self.agents):
             raise ValueError(f"an agent stands in two modules: {list(self.agents)}")
         return self
-
 
     def _check_ends(self, module_id: ModuleID, streams: ModuleStreams) -> None:
         """Raises where an agent with a memory goes on behind its own end without a new episode or sequence."""

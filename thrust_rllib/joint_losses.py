@@ -172,17 +172,17 @@ def forward_team(module: Any, rows: JointRows, trained: Mapping[ModuleID, bool])
         shape = mine.obs.shape[:2]
         rl_module = module[module_id].unwrapped()
         with nullcontext() if trained[module_id] else torch.no_grad():
-            said = forward_module(rl_module, mine.obs.flatten(0, 1), sequences.get(module_id))
-            own_logits = said.logits
+            outputs = forward_module(rl_module, mine.obs.flatten(0, 1), sequences.get(module_id))
+            own_logits = outputs.logits
             if mine.action_mask is not None:
                 own_logits = mask_logits(own_logits, mine.action_mask.flatten(0, 1))
-        values.append(said.values.view(shape))
+        values.append(outputs.values.view(shape))
         classes.append(rl_module.get_train_action_dist_cls())
         inputs.append(own_logits)
         logits.update(zip(mine.agents, own_logits.view(*shape, -1), strict=True))
         actions.update(zip(mine.agents, mine.actions, strict=True))
-        if said.features is not None:
-            features.update(zip(mine.agents, said.features.reshape(*shape, -1), strict=True))
+        if outputs.features is not None:
+            features.update(zip(mine.agents, outputs.features.reshape(*shape, -1), strict=True))
     logp, entropy = [], []
     sampled = [mine.actions.flatten(0, 1) for mine in rows.modules.values()]
     for run in runs_alike(classes, inputs):

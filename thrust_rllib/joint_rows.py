@@ -5,10 +5,8 @@ Letters: N agents (module after module, the order of the agent axis), n agents o
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,14 +14,10 @@ from torch import Tensor
 
 from thrust_rllib.functional import RunningMoments, generalized_advantages, standardize
 from thrust_rllib.joint_batch import AgentID, JointBatch, ModuleID, ModuleStreams
+from thrust_rllib.joint_values import ValuesOf, joint_values
 from thrust_rllib.minibatches import Units
 from thrust_rllib.rl_modules.memory import MemoryLayout
-from thrust_rllib.sequences import ModuleSequences, RowSequences, TimeAxis, row_sequences
-
-ValuesOf = Callable[[ModuleID, Tensor, ModuleSequences | None], Tensor]
-
-MAX_SEQUENCE_ROWS = 32_768
-"""Padded rows of one forward pass for the values of a recurrent module: bounds the memory."""
+from thrust_rllib.sequences import ModuleSequences, RowSequences, SequenceLayout, row_sequences
 
 
 @dataclass(frozen=True)
@@ -119,7 +113,7 @@ class JointRows:
     def module_sequences(self) -> dict[ModuleID, ModuleSequences]:
         """The sequences of every recurrent module."""
         found: dict[ModuleID, ModuleSequences] = {}
-        layouts: dict[Any, Any] = {}
+        layouts: dict[int, SequenceLayout] = {}
         start = 0
         for module_id, module in self.modules.items():
             agents = slice(start, start + len(module.agents))
@@ -170,9 +164,7 @@ def joint_rows(
             sequences begin and with which states.
     """
     modules = _check_same_team(batches)
-    for batch in batches:
-        _check_states(batch, memories)
-    values = {m: _values(batches, m, values_of, memories.get(m), device) for m in modules}
+    values = joint_values(batches, values_of, memories, device)
     sizes = [len(modules[m]) for m in modules]
 
     def per_agent(numbers: Sequence[float]) -> Tensor:
@@ -231,82 +223,6 @@ def _check_same_team(batches: Sequence[JointBatch]) -> dict[ModuleID, tuple[Agen
         if team != teams[0]:
             raise ValueError(f"batches of different teams in one update: {teams[0]} and {team}")
     return teams[0]
-
-
-def _check_states(batch: JointBatch, memories: Mapping[ModuleID, MemoryLayout]) -> None:
-    for module_id, memory in memories.items():
-        state_in = batch.modules[module_id].state_in
-        if batch.sequence_rows is None or state_in is None:
-            raise ValueError(
-                f"module {module_id!r} is recurrent, but the rollout does not say where training sequences begin and "
-                "with which states; fill JointBatch.sequence_rows and ModuleStreams.state_in, as the runners do"
-            )
-        if state_in.shape[2:] != (memory.size,):
-            raise ValueError(
-                f"module {module_id!r}: the states of the rollout have shape {state_in.shape[2:]}, needed "
-                f"({memory.size},), the numbers of its own state; sample with the same module that is trained"
-            )
-
-
-def _values(
-    batches: Sequence[JointBatch],
-    module_id: ModuleID,
-    values_of: ValuesOf,
-    memory: MemoryLayout | None,
-    device: torch.device | str,
-) -> list[tuple[Tensor, Tensor]]:
-    """Per batch: values [T, n, E] of its observations, and [T, n, E] of what follows (0 where nothing is needed)."""
-    streams = [batch.modules[module_id] for batch in batches]
-    flat = [s.obs.reshape(-1, *s.obs.shape[3:]) for s in streams]
-    flat += [s.bootstrap_obs.reshape(-1, *s.obs.shape[3:]) for s in streams]
-    if memory is None:
-        values = values_of(module_id, torch.from_numpy(np.concatenate(flat)), None).float().cpu()
-        chunks: Sequence[Tensor] = values.split([len(f) for f in flat])
-    else:
-        found = [
-            _values_in_time(batch, module_id, np.concatenate([own, after]), values_of, memory, device)
-            for batch, own, after in zip(batches, flat, flat[len(streams) :], strict=False)
-        ]
-        chunks = [own for own, _ in found] + [after for _, after in found]
-    for chunk in chunks:
-        if not torch.isfinite(chunk).all():
-            raise ValueError(
-                f"module {module_id!r} gives values that are not finite ({int((~torch.isfinite(chunk)).sum())} of "
-                f"{chunk.numel()}); its weights or its observations have diverged. Lower lr or critic_lr, or normalise "
-                "the observations with .env_runners(normalize_observations=True)."
-            )
-    result = []
-    for batch, s, own, after in zip(batches, streams, chunks, chunks[len(streams) :], strict=False):
-        steps, n, envs = s.rewards.shape
-        following = torch.zeros(steps, envs, n)
-        rows = torch.tensor(batch.bootstrap_rows)  # a copy: arrays out of Ray's object store are read-only
-        following.view(steps * envs, n)[rows] = after.view(n, -1).T
-        result.append((own.view(steps, n, envs), following.transpose(1, 2)))
-    return result
-
-
-def _values_in_time(
-    batch: JointBatch,
-    module_id: ModuleID,
-    obs: np.ndarray,
-    values_of: ValuesOf,
-    memory: MemoryLayout,
-    device: torch.device | str,
-) -> tuple[Tensor, Tensor]:
-    """Values of a recurrent module's observations [T, n, E] and of what follows [n, K], both flattened.
-
-    `obs` are these, behind each other.
-    """
-    axis, streams = TimeAxis.of(batch), batch.modules[module_id]
-    n = len(streams.agents)
-    sequences = dataclasses.replace(axis.sequences, present=axis.present(batch, module_id)).of_agents(
-        slice(0, n), torch.tensor(streams.state_in, device=device), memory, {}, MAX_SEQUENCE_ROWS
-    )
-    index = torch.from_numpy(axis.obs_index(batch, n).ravel())
-    values = torch.zeros(len(obs))
-    values[index] = values_of(module_id, torch.from_numpy(obs).index_select(0, index), sequences).float().cpu()
-    own, following = values.split([streams.rewards.size, n * len(batch.bootstrap_rows)])
-    return own, following
 
 
 def _sequences(batches: Sequence[JointBatch], present: Tensor) -> RowSequences:

@@ -40,7 +40,7 @@ from thrust_rllib.minibatch_losses import possibly_compiled_losses
 from thrust_rllib.minibatches import Units, joint_epochs, rows_per_epoch
 from thrust_rllib.module_forward import module_values
 from thrust_rllib.optimizer_pass import OptimizerPass
-from thrust_rllib.rl_modules.memory import MemoryLayout
+from thrust_rllib.rl_modules.memory import RecurrentModules
 from thrust_rllib.sequences import ModuleSequences
 from thrust_rllib.target_kl import KLStops
 
@@ -91,9 +91,9 @@ class JointPPOLearner(TorchLearner):
         self._coupling_gradients: dict[str, dict[ModuleID, dict[str, float]]] = {}
         modules = {m: self.module[m].unwrapped() for m in self._module_ids()}
         check_modules(modules, config.cross_agent_losses, self._device)
-        check_sequences(modules, config)
-        memories = {m: MemoryLayout.of(module) for m, module in modules.items()}
-        self._memories = {m: memory for m, memory in memories.items() if memory is not None}
+        recurrent = RecurrentModules.of(modules)
+        check_sequences(recurrent, config)
+        self.memories = recurrent.layouts
         prepare_couplings(config.cross_agent_losses, modules, config.policy_mapping_fn)
 
     def _module_ids(self) -> list[ModuleID]:
@@ -203,7 +203,7 @@ class JointPPOLearner(TorchLearner):
         passes = self._passes(trained)
         all_present = bool(rows.present.all())
         # [m, M] on the host: which modules have a row in a minibatch is asked without waiting for the device.
-        acting = None if all_present else axis.any(rows.present).cpu()
+        has_rows = None if all_present else axis.any(rows.present).cpu()
         totals = metrics.UpdateTotals(
             list(rows.modules), list(self._coupling_schedules), self._device, num_passes=len(passes)
         )
@@ -249,16 +249,16 @@ class JointPPOLearner(TorchLearner):
                 if look_at_couplings and totals.num_minibatches == 0:
                     pulls = coupling_gradients(objectives[0], losses.weighted, passes[0].params())
                 objectives[0] = objectives[0] + losses.coupling
-                acts = stops.acting(None if acting is None else acting[:, indices].any(1).tolist())
+                steps = stops.stepping(None if has_rows is None else has_rows[:, indices].any(1).tolist())
                 for optimizer_pass, objective in zip(passes, objectives, strict=True):
-                    optimizer_pass.compute_gradients(objective, optimizer_pass is not passes[-1], acts)
+                    optimizer_pass.compute_gradients(objective, optimizer_pass is not passes[-1], steps)
                 norms = torch.stack([optimizer_pass.clip() for optimizer_pass in passes])
                 finite = metrics.finite_parts(losses, norms, frozen | stops.stopped)
                 everything_finite = finite.all()
                 for optimizer_pass in passes:
                     optimizer_pass.step(everything_finite)
                 totals.add(losses, objectives[0], norms, finite, everything_finite, len(minibatch), stops.stopped)
-                stops.look(losses, everything_finite)
+                stops.observe(losses, everything_finite)
 
         if pulls is not None:
             self._coupling_gradients = pulls.by_name(list(couplings), list(rows.modules))
@@ -293,7 +293,7 @@ class JointPPOLearner(TorchLearner):
         return joint_rows(
             batches,
             values_of=self._values,
-            memories=self._memories,
+            memories=self.memories,
             normalizers=self._value_normalizers,
             gamma={m: config.gamma for m, config in configs.items()},
             lambda_={m: config.lambda_ for m, config in configs.items()},

@@ -14,7 +14,7 @@ from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 
 from thrust_rllib.cross_agent_losses import CrossAgentLoss
 from thrust_rllib.joint_batch import JointBatch, ModuleID
-from thrust_rllib.rl_modules.memory import MemoryLayout, joint_sequence_length
+from thrust_rllib.rl_modules.memory import MemoryLayout, RecurrentModules
 from thrust_rllib.rl_modules.mlp import ENCODER_FEATURES
 from thrust_rllib.teams import AgentToModule
 
@@ -51,23 +51,22 @@ def check_modules(
 
 
 def _two_rows(module: Any, device: torch.device | str) -> dict[str, Any]:
-    shape = module.observation_space.shape
+    columns = {Columns.OBS: torch.zeros(2, *module.observation_space.shape, device=device)}
     if (memory := MemoryLayout.of(module)) is None:
-        return {Columns.OBS: torch.zeros(2, *shape, device=device)}
-    states = torch.from_numpy(memory.initial).to(device).expand(2, -1)
-    return {Columns.OBS: torch.zeros(2, 1, *shape, device=device), Columns.STATE_IN: memory.unflatten(states)}
+        return columns
+    return memory.one_step(columns, torch.from_numpy(memory.initial).to(device).expand(2, -1))
 
 
-def check_sequences(modules: Mapping[ModuleID, Any], config: Any) -> None:
+def check_sequences(recurrent: RecurrentModules, config: Any) -> None:
     """Checks that training sequences of the recurrent modules fit into rollouts and minibatches.
 
     Raises:
-        ValueError: modules with different `max_seq_len`; one longer than what a runner samples at a time; or a
-            minibatch that is smaller than one sequence.
+        ValueError: sequences that are longer than what a runner samples at a time, or than a minibatch; or the learner
+            is to be compiled.
     """
-    if not any(module.is_stateful() for module in modules.values()):
+    if not recurrent.layouts:
         return
-    length, source = joint_sequence_length(modules), "max_seq_len"
+    length, source = recurrent.sequence_length, "max_seq_len"
     if config.torch_compile_learner:
         raise ValueError(
             "torch_compile_learner=True with recurrent modules: the shapes of their sequences differ from minibatch to "

@@ -33,16 +33,16 @@ def forward_module(rl_module: Any, obs: Tensor, sequences: ModuleSequences | Non
     """
 
     def forward(batch: dict[str, Any]) -> dict[str, Tensor]:
-        outputs = rl_module.forward_train(batch)
-        logits = outputs[Columns.ACTION_DIST_INPUTS]
-        values = rl_module.compute_values(batch, embeddings=outputs.get(Columns.EMBEDDINGS))
+        trained = rl_module.forward_train(batch)
+        logits = trained[Columns.ACTION_DIST_INPUTS]
+        values = rl_module.compute_values(batch, embeddings=trained.get(Columns.EMBEDDINGS))
         found = {Columns.ACTION_DIST_INPUTS: logits, _VALUES: values.view(logits.shape[:-1])}
-        if ENCODER_FEATURES in outputs:
-            found[ENCODER_FEATURES] = outputs[ENCODER_FEATURES]
+        if ENCODER_FEATURES in trained:
+            found[ENCODER_FEATURES] = trained[ENCODER_FEATURES]
         return found
 
-    said = forward({Columns.OBS: obs}) if sequences is None else sequences.run(obs, forward)
-    return ModuleOutputs(said[Columns.ACTION_DIST_INPUTS], said[_VALUES], said.get(ENCODER_FEATURES))
+    outputs = forward({Columns.OBS: obs}) if sequences is None else sequences.run(obs, forward)
+    return ModuleOutputs(outputs[Columns.ACTION_DIST_INPUTS], outputs[_VALUES], outputs.get(ENCODER_FEATURES))
 
 
 def module_values(rl_module: Any, obs: Tensor, sequences: ModuleSequences | None) -> Tensor:

@@ -52,15 +52,15 @@ class OptimizerPass:
         self._grads: list[Tensor | None] = []
 
     def compute_gradients(
-        self, objective: Tensor, retain_graph: bool, acts: Mapping[ModuleID, bool] | None = None
+        self, objective: Tensor, retain_graph: bool, steps: Mapping[ModuleID, bool] | None = None
     ) -> None:
         """Gradients of `objective` for all trained modules' parameters; one outside its graph has none.
 
         Args:
             objective: scalar.
             retain_graph: another pass follows on the same graph.
-            acts: {module: has it a row in this minibatch}, or None where all have. A module without has no gradients,
-                so that it takes no step: gradients of 0 would let Adam move it by its momentum.
+            steps: {module: whether it takes a step}, or None where all do. One that does not (it has no row in this
+                minibatch, or rests) has no gradients: gradients of 0 would let Adam move it by its momentum.
         """
         if self._params and objective.requires_grad:
             self._grads = list(
@@ -68,9 +68,9 @@ class OptimizerPass:
             )
         else:
             self._grads = [None] * len(self._params)
-        if acts is not None:
+        if steps is not None:
             for module_id, mine in self._slices.items():
-                if not acts[module_id]:
+                if not steps[module_id]:
                     self._grads[mine] = [None] * (mine.stop - mine.start)
 
     def params(self) -> dict[ModuleID, list[Tensor]]:

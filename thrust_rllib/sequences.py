@@ -168,7 +168,7 @@ class RowSequences:
         agents: slice,
         state_in: Tensor,
         memory: MemoryLayout,
-        layouts: dict[Any, SequenceLayout],
+        layouts: dict[int, SequenceLayout],
         max_rows: int | None = None,
     ) -> ModuleSequences:
         """Of some agents, whose rows stand behind each other.
@@ -197,16 +197,7 @@ class RowSequences:
 
 
 def row_sequences(batch: JointBatch) -> RowSequences:
-    """Of the valid rows of a batch, in the order of time; `present` is left out.
-
-    Raises:
-        ValueError: the batch does not say where sequences begin.
-    """
-    if batch.sequence_rows is None:
-        raise ValueError(
-            "the team has recurrent modules, but the rollout does not say where training sequences begin; fill "
-            "JointBatch.sequence_rows and ModuleStreams.state_in, as the runners do"
-        )
+    """Of the valid rows of a batch that says where sequences begin, in the order of time; `present` is left out."""
     unit, begins = _units(batch)
     valid = batch.valid
     return RowSequences(unit[valid], batch.episode_start[valid], (begins | batch.episode_start)[valid], None)

@@ -25,6 +25,8 @@ class KLStops:
         trained: {module: bool}; a frozen module neither stops nor keeps an epoch going.
         scope: "epoch" or "update".
         device: of the losses.
+
+    Source: early stopping by KL, as in the seed's recurrent trainer, there for the only module.
     """
 
     def __init__(
@@ -56,7 +58,7 @@ class KLStops:
         """Whether no trained module steps any more."""
         return bool(self._stopped) and self._stopped == self._trained
 
-    def acting(self, has_rows: Sequence[bool] | None) -> dict[ModuleID, bool] | None:
+    def stepping(self, has_rows: Sequence[bool] | None) -> dict[ModuleID, bool] | None:
         """{module: whether it takes a step}, or None where all do.
 
         Args:
@@ -68,7 +70,7 @@ class KLStops:
             has_rows = [True] * len(self._module_ids)
         return {m: has and m not in self._stopped for m, has in zip(self._module_ids, has_rows, strict=True)}
 
-    def look(self, losses: JointLosses, everything_finite: Tensor) -> None:
+    def observe(self, losses: JointLosses, everything_finite: Tensor) -> None:
         """Stops whoever was over its target in this minibatch; one that was skipped, or without a row, stops nobody.
 
         Args:

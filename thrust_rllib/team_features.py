@@ -12,12 +12,11 @@ import numpy as np
 import torch
 from ray.rllib.core.columns import Columns
 
-from thrust_rllib.envs.joint_env import AgentID, VectorJointEnv, episode_over, per_agent_flags
+from thrust_rllib.envs.joint_env import AgentID, VectorJointEnv, over_after
 from thrust_rllib.envs.registry import make_vector_env
 from thrust_rllib.evaluation import seeds_for, team_actor
 from thrust_rllib.functional import cross_correlation
 from thrust_rllib.joint_batch import ModuleID
-from thrust_rllib.rl_modules.memory import MemoryLayout
 from thrust_rllib.rl_modules.mlp import ENCODER_FEATURES
 from thrust_rllib.sampling.acting import Acted, TeamActor
 from thrust_rllib.sampling.agent_groups import env_actions
@@ -128,9 +127,7 @@ def _play(
         result = env.step_joint(env_actions(groups, [done.actions for done in acted]))
         present = np.ones(env.num_envs, bool) if result.present is None else result.present.all(axis=0)
         yield acted, present
-        shape = result.rewards.shape
-        terminated, truncated = (per_agent_flags(x, *shape) for x in (result.terminated, result.truncated))
-        actor.advance(result.present, episode_over(terminated, truncated, result.present, result.over))
+        actor.advance(result.present, over_after(result))
         observations = result.observations
 
 
@@ -160,10 +157,9 @@ def _collect(
         for group, of_steps in zip(actor.groups, zip(*seen, strict=True), strict=True):
             obs = np.stack([acted.obs for acted in of_steps])  # [steps, k, E, …]
             memories = [acted.memory for acted in of_steps if acted.memory is not None]
+            states = np.stack(memories) if memories else None
             for module_id, mine in group.by_module:
-                own = obs[:, mine]
-                states = np.stack(memories)[:, mine] if memories else None
-                rows[module_id] = own.reshape(-1, *own.shape[3:]), None if states is None else _flat(states)
+                rows[module_id] = _flat(obs[:, mine]), None if states is None else _flat(states[:, mine])
                 agents[module_id] = group.agents[mine]
         for module_id, features in _forward(algo, rows).items():
             by_step = features.reshape(len(keep), len(agents[module_id]), *keep.shape[1:], -1)
@@ -172,9 +168,9 @@ def _collect(
     return {agent: np.concatenate(rows)[:num_rows] for agent, rows in parts.items()}
 
 
-def _flat(states: np.ndarray) -> np.ndarray:
-    """[…, S] to [B, S]."""
-    return states.reshape(-1, states.shape[-1])
+def _flat(x: np.ndarray) -> np.ndarray:
+    """[steps, n, E, …] to [B, …]."""
+    return x.reshape(-1, *x.shape[3:])
 
 
 def _forward(algo: Any, rows: Mapping[ModuleID, tuple[np.ndarray, np.ndarray | None]]) -> dict[ModuleID, np.ndarray]:
@@ -203,9 +199,8 @@ def _features_in_learner(
         for module_id, (obs, states) in rows.items():
             module = learner.module[module_id].unwrapped()
             batch: dict[str, Any] = {Columns.OBS: torch.from_numpy(obs).to(learner._device)}
-            if states is not None and (memory := MemoryLayout.of(module)) is not None:  # a sequence of one step each
-                batch[Columns.OBS] = batch[Columns.OBS][:, None]
-                batch[Columns.STATE_IN] = memory.unflatten(torch.from_numpy(states).to(learner._device))
+            if states is not None:
+                batch = learner.memories[module_id].one_step(batch, torch.from_numpy(states).to(learner._device))
             found = module.forward_train(batch).get(ENCODER_FEATURES)
             features[module_id] = None if found is None else found.flatten(0, -2).float().cpu().numpy()
     return features

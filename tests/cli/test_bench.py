@@ -253,6 +253,28 @@ def test_compare_rllib(script, tmp_path):
         assert next(csv.reader(kept)) == list(rows[0])
 
 
+def test_compare_rllib_with_a_memory(script, tmp_path):
+    """Both sides train the network that is named, in about as many gradient steps."""
+    names = script("compare_rllib")
+    assert names["main"](["--smoke", "--cell", "lstm", "--output", str(tmp_path)]) == 0
+    rows = rows_of(tmp_path / "compare_rllib.csv")
+    assert {row["cell"] for row in rows} == {"lstm"}
+    steps = {row["side"]: row["median"] for row in rows if row["quantity"] == "gradient steps"}
+    assert steps["joint"] == 36 and abs(steps["stock"] - 36) <= 2
+
+
+def test_recurrent_update(script, tmp_path):
+    options = ["--smoke", "--output", str(tmp_path)]
+    assert script("recurrent_update")["main"](options) == 0
+    rows = check_seconds_and_picture(tmp_path / "recurrent_update.csv", f"recurrent_update.py {' '.join(options)}")
+    found = {(r["cell"], r["max_seq_len"], r["unit"]): r["median"] for r in rows}
+    for cell in ("lstm", "gru"):
+        for length, steps in (("20", 36), ("whole rollout", 32)):
+            ratio = found[cell, length, "s"] / found["mlp", "", "s"]
+            assert found[cell, length, "times the MLP's"] == pytest.approx(ratio, rel=2e-3)
+            assert found[cell, length, "per update"] == steps
+
+
 def test_new_rows_replace_those_of_the_same_case_and_a_smoke_run_without_output_saves_nothing(script, tmp_path):
     names = script("scaling")
     options = names["parser"]("", rounds=2, warmup=1)

@@ -132,7 +132,7 @@ def test_plain_acting_is_the_twin_of_the_modules(name):
         mask = np.ones((2, 20_000, distribution_class(space).required_input_dim(space)), bool)
         mask[:, :, 0] = False
     for explore in (True, False):
-        (logits, actions, _), (right, expected, _) = (x.act(obs, mask, explore, False) for x in (fast, slow))
+        (logits, actions, _), (right, expected, _) = (x.act(obs, mask, explore, False, None) for x in (fast, slow))
         np.testing.assert_allclose(logits, right, rtol=1e-5, atol=1e-5)
         assert actions.shape == expected.shape and actions.dtype == expected.dtype
         if not explore:
@@ -153,7 +153,9 @@ def test_steps_draw_different_numbers_and_the_same_for_the_same_seed():
 
     def played(seed):
         acting = acting_of(SPACES["discrete"], True, seed)
-        steps = [acting.act(obs, None, False, random_actions=True)[1] for _ in range(2000)]  # several blocks of numbers
+        steps = [
+            acting.act(obs, None, False, random_actions=True, memory=None)[1] for _ in range(2000)
+        ]  # several blocks of numbers
         return np.stack(steps).reshape(2000, -1)
 
     first = played(0)
@@ -260,7 +262,7 @@ def test_weights_that_have_diverged_warn_as_little_as_torch_does():
     acting = acting_of(SPACES["box"], True)
     acting._policies._layers[0][0][:] = 3e38
     with np.errstate(all="raise"):
-        logits, *_ = acting.act(np.full((2, 1, 3), 1e10, np.float32), None, True, False)
+        logits, *_ = acting.act(np.full((2, 1, 3), 1e10, np.float32), None, True, False, None)
     assert logits.shape == (2, 1, 4)
 
 

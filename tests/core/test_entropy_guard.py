@@ -154,13 +154,12 @@ def test_a_learner_in_another_process_ends_it_too(build):
 
 def test_tune_ends_the_trial_with_a_checkpoint(ray_session, tmp_path):
     run = tune.RunConfig(stop={"training_iteration": 5}, storage_path=str(tmp_path), verbose=0)
-    space = team(min_entropy=tune.grid_search([ALWAYS_LOW, None]), min_entropy_updates=2)
+    space = team(min_entropy=ALWAYS_LOW, min_entropy_updates=2)
     results = tune.Tuner(JointPPO, param_space=space, run_config=run).fit()
     assert not results.errors
-    ended, whole = sorted(results, key=lambda result: result.metrics["training_iteration"])
+    (ended,) = results
     assert ended.metrics["training_iteration"] == 2 and "entropy guard" in ended.metrics["stop_reason"]
     assert ended.checkpoint is not None
-    assert whole.metrics["training_iteration"] == 5 and "stop_reason" not in whole.metrics
 
 
 # --- settings -----------------------------------------------------------------------------------------------------

@@ -226,24 +226,24 @@ def test_what_stops_whom():
     targets = {"over": 0.1, "below": 0.1, "absent": 0.1, "frozen": 0.1, "free": None}
     stops = KLStops(targets, {m: m != "frozen" for m in targets}, "epoch", "cpu")
     losses = losses_of([0.2, 0.05, 9.0, 9.0, 9.0], [3.0, 3.0, 0.0, 3.0, 3.0])
-    stops.look(losses, torch.tensor(False))  # nobody stepped
-    assert stops.acting(None) is None and not stops.stopped.any()
-    stops.look(losses, torch.tensor(True))
-    assert stops.acting(None) == {m: m != "over" for m in targets}
-    assert stops.acting([True, False, True, True, True]) == {
+    stops.observe(losses, torch.tensor(False))  # nobody stepped
+    assert stops.stepping(None) is None and not stops.stopped.any()
+    stops.observe(losses, torch.tensor(True))
+    assert stops.stepping(None) == {m: m != "over" for m in targets}
+    assert stops.stepping([True, False, True, True, True]) == {
         "over": False, "below": False, "absent": True, "frozen": True, "free": True,
     }  # fmt: skip
     assert stops.stopped.tolist() == [True, False, False, False, False] and not stops.all_stopped
-    stops.look(losses, torch.tensor(True))  # once in an epoch
+    stops.observe(losses, torch.tensor(True))  # once in an epoch
     stops.begin_epoch()
-    assert stops.acting(None) is None and not stops.stopped.any()
-    stops.look(losses, torch.tensor(True))
+    assert stops.stepping(None) is None and not stops.stopped.any()
+    stops.observe(losses, torch.tensor(True))
     assert stops.num_stops == {"over": 2, "below": 0, "absent": 0, "frozen": 0, "free": 0}
 
 
 def test_nobody_left_to_step_is_not_all_stopped_where_nobody_is_trained():
     stops = KLStops({"a": 0.1}, {"a": False}, "update", "cpu")
-    stops.look(losses_of([9.0], [3.0]), torch.tensor(True))
+    stops.observe(losses_of([9.0], [3.0]), torch.tensor(True))
     assert not stops.all_stopped
 
 

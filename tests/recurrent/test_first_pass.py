@@ -15,13 +15,10 @@ from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 
 from tests.envs.lives import LIVES, JointLives
 from tests.general.doors import Doors
-from thrust_rllib import joint_rows
-from thrust_rllib.envs import make_vector_env
-from thrust_rllib.evaluation import TeamPolicy, play_policy
 from thrust_rllib.joint_losses import forward_team
+from thrust_rllib.joint_values import joint_values
 from thrust_rllib.rl_modules.memory import MemoryLayout
 from thrust_rllib.rl_modules.stacked import can_be_stacked
-from thrust_rllib.trained_team import TrainedTeam
 
 MODELS = {
     "lstm": {"cell": "lstm", "cell_size": 8},
@@ -129,9 +126,9 @@ def test_ratios_of_the_first_pass_are_one_and_values_those_of_a_replay(name, doo
         ratio = torch.exp(outputs.logp - rows.action_logp)[rows.present]
         assert len(ratio) > 40 and float((ratio - 1).abs().max()) < 1e-5
         assert float((outputs.values - rows.values)[rows.present].abs().max()) < 1e-5
+        values_of_all = joint_values([batch], learner._values, learner.memories, "cpu")
         for module_id in module_ids:
-            memory = learner._memories[module_id]
-            ((own, following),) = joint_rows._values([batch], module_id, learner._values, memory, "cpu")
+            ((own, following),) = values_of_all[module_id]
             for j, agent in enumerate(batch.modules[module_id].agents):
                 values, after = replays[module_id].play(batch.stream(agent), batch)
                 for found, expected in ((own, values), (following, after)):
@@ -160,23 +157,3 @@ def test_a_rollout_is_cut_into_sequences_that_both_doors_agree_on(max_seq_len, b
         for streams in batches[0].modules.values():
             np.testing.assert_array_equal(batches[0].sequence_rows, batches[1].sequence_rows)
             assert streams.state_in.shape == (1, len(begins), 8)
-
-
-def test_an_evaluation_remembers():
-    doors = Recurrent(RANDOM, MODELS["gru"])
-    runner, config = doors.runners["arrays"], doors.runners["arrays"].config
-    team = TrainedTeam(config, runner, 0)
-    env = make_vector_env(config.env_spec, dict(config.env_config), 2)
-    seen = []
-
-    class Watched(TeamPolicy):
-        def __call__(self, observations):
-            seen.append(self._actor.memory(0, 2).copy())
-            return super().__call__(observations)
-
-    play_policy(env, Watched(team, env), 4)
-    env.close()
-    assert len(seen) == 14
-    for t, memory in enumerate(seen):
-        assert memory.shape == (3, 2, 8)
-        assert (memory == 0).all() == (t % 7 == 0)

@@ -24,9 +24,9 @@ from tests.general.test_generated_envs import Door, check_steps, envs, lengths
 from tests.recurrent.replay import gru_with_two_memories, lstm, replay, rllibs_lstm, sequences_of
 from thrust_rllib.connectors.episodes_to_joint_batch import JOINT_BATCH, EpisodesToJointBatch
 from thrust_rllib.connectors.team_actions import MEMORY_IN
-from thrust_rllib.connectors.team_memory import StatefulModules
 from thrust_rllib.joint_episode import ALL, JointEpisode
 from thrust_rllib.rl_modules.distributions import mask_logits
+from thrust_rllib.rl_modules.memory import RecurrentModules
 from thrust_rllib.rl_modules.mlp import MLPModule
 
 few = settings(max_examples=6, deadline=None, derandomize=True)
@@ -329,7 +329,7 @@ def test_feed_forward_modules_get_no_time_axis():
 def stateful(modules=("m_a0", "m_a1"), size=4):
     """Layouts alone, for episodes made by hand."""
     layout = type("Layout", (), {"size": size})()
-    return StatefulModules(dict.fromkeys(modules, layout), None)
+    return RecurrentModules(dict.fromkeys(modules, layout), None)
 
 
 def remembering(size=4):
@@ -394,7 +394,7 @@ class Forgets(MLPModule):
 
 def test_a_recurrent_module_has_to_return_its_state():
     runner = episode_runner(episodes_config(Lives).rl_module(rl_module_spec=RLModuleSpec(Forgets, model_config={})))
-    with pytest.raises(ValueError, match=r"\(Forgets\) returned \['action_dist_inputs'\]; needed: 'state_out', too"):
+    with pytest.raises(ValueError, match=r"\(Forgets\) returned \['action_dist_inputs'\]; needed: 'state_out'"):
         runner.sample(num_timesteps=2)
 
 

@@ -252,7 +252,7 @@ def test_random_actions_step_the_memory_too(kind):
 def test_a_recurrent_module_needs_its_memory():
     acting, _ = acting_of(SPACES["discrete"], GRUModule, True)
     with pytest.raises(ValueError, match="memory=None; needed: their states"):
-        acting.act(np.zeros((2, 1, 3), np.float32), None, True, False)
+        acting.act(np.zeros((2, 1, 3), np.float32), None, True, False, None)
 
 
 @pytest.mark.parametrize("kind", KINDS)

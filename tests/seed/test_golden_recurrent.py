@@ -224,7 +224,7 @@ def test_minibatches_are_whole_environments_shuffled_in_each_epoch_and_the_short
         np.zeros((steps, envs, 2)),
         actions=np.stack([t, e], -1).astype(np.float32),
         logp=np.full((steps, envs), -20.0),
-        terminated=np.ones((steps, envs), bool),
+        terminated=t == steps - 1,
     )
     update(learner, batch)
     seen = learner.config.cross_agent_losses["recorder"].seen

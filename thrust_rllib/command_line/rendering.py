@@ -15,8 +15,7 @@ from thrust_rllib.envs.joint_env import (
     JointEnv,
     JointStepResult,
     VectorJointEnv,
-    episode_over,
-    per_agent_flags,
+    over_after,
 )
 from thrust_rllib.envs.registry import EnvSpec, make_vector_env
 from thrust_rllib.envs.sync_vector import SyncVectorJointEnv
@@ -126,10 +125,7 @@ class _FilmedVectorEnv(VectorJointEnv):
 
     def step_joint(self, actions: Any) -> JointStepResult:
         result = self.env.step_joint(actions)
-        shape = (len(self.possible_agents), 1)
-        terminated, truncated = (per_agent_flags(flags, *shape) for flags in (result.terminated, result.truncated))
-        over = episode_over(terminated, truncated, result.present, result.over)[0]
-        self.frames.add(self.env.render_final if over else self.env.render)
+        self.frames.add(self.env.render_final if over_after(result)[0] else self.env.render)
         return result
 
     def close(self) -> None:

@@ -21,8 +21,8 @@ from thrust_rllib.connectors.agent_steps import AgentSteps, ModuleSteps
 from thrust_rllib.connectors.fragments import Fragment, fragments_of
 from thrust_rllib.connectors.sequence_states import entering_states, sequence_rows
 from thrust_rllib.connectors.team_codec import TeamCodec
-from thrust_rllib.connectors.team_memory import StatefulModules
 from thrust_rllib.joint_batch import AgentID, AlignmentError, JointBatch, ModuleStreams
+from thrust_rllib.rl_modules.memory import RecurrentModules
 
 JOINT_BATCH = "joint_batch"
 """Column of the pipeline's result."""
@@ -80,7 +80,7 @@ class EpisodesToJointBatch(ConnectorV2):
         self._audit = audit
         self._extra = int(with_extra_step)
         self._whole_episodes = whole_episodes
-        self._stateful: StatefulModules | None = None
+        self._recurrent: RecurrentModules | None = None
         super().__init__(input_observation_space, input_action_space, **kwargs)
 
     @override(ConnectorV2)
@@ -102,15 +102,15 @@ class EpisodesToJointBatch(ConnectorV2):
         rl_module: MultiRLModule | None = None,
         **kwargs: Any,
     ) -> dict[str, JointBatch]:
-        if self._stateful is None and rl_module is not None:
-            self._stateful = StatefulModules.of(rl_module)
-        return {JOINT_BATCH: self.joint_batch(episodes, batch.get(Columns.OBS), self._stateful)}
+        if self._recurrent is None and rl_module is not None:
+            self._recurrent = RecurrentModules.of(rl_module)
+        return {JOINT_BATCH: self.joint_batch(episodes, batch.get(Columns.OBS), self._recurrent)}
 
     def joint_batch(
         self,
         episodes: Sequence[MultiAgentEpisode],
         observations: Mapping[Any, Sequence[Any]] | None = None,
-        stateful: StatefulModules | None = None,
+        recurrent: RecurrentModules | None = None,
     ) -> JointBatch:
         """All episodes in one batch.
 
@@ -118,7 +118,7 @@ class EpisodesToJointBatch(ConnectorV2):
             episodes: at least one, with at least one step.
             observations: in place of the episodes' own, as RLlib's learner pieces write them (frame stacking):
                 {(episode id, agent, module): one for each step, and one for what follows}.
-            stateful: the team's recurrent modules; None: there is none.
+            recurrent: the team's recurrent modules; None: there is none.
 
         Raises:
             ValueError: no step; a reward or observation that is not finite or outside its space; a step without its
@@ -141,8 +141,8 @@ class EpisodesToJointBatch(ConnectorV2):
             episode_start[f.first, f.column] = f.times[0] == 0
         last_in_column = {f.column: f for f in fragments}
         begins = None
-        if stateful is not None and stateful.layouts:
-            begins = sequence_rows(fragments, envs, stateful.sequence_length, self._whole_episodes)
+        if recurrent is not None and recurrent.layouts:
+            begins = sequence_rows(fragments, envs, recurrent.sequence_length, self._whole_episodes)
         streams, following = {}, {}
         for module_id, codec in self.codec.modules.items():
             gathered = ModuleSteps(codec, module_id, self._extra, self._check_bounds)
@@ -155,8 +155,8 @@ class EpisodesToJointBatch(ConnectorV2):
             goes_on = [fragment is not last_in_column[fragment.column] for fragment in homes]
             shape = steps, len(codec.agents), envs
             streams[module_id], following[module_id] = _streams(gathered, homes, goes_on, shape, self._audit)
-            if begins is not None and stateful is not None and module_id in stateful.layouts:
-                size = stateful.layouts[module_id].size
+            if begins is not None and recurrent is not None and module_id in recurrent.layouts:
+                size = recurrent.layouts[module_id].size
                 streams[module_id].state_in = entering_states(gathered, homes, begins, envs, size)
         rows = np.unique(np.concatenate([f.rows for f in following.values()]))
         for module_id, after in following.items():

@@ -33,9 +33,9 @@ class Fragment:
     column: int
     first: int
 
-    def rows(self, step_times: Sequence[int] | np.ndarray) -> np.ndarray:
+    def rows(self, times: Sequence[int] | np.ndarray) -> np.ndarray:
         """Which rows t these environment steps are."""
-        return self.first + np.searchsorted(self.times, step_times)
+        return self.first + np.searchsorted(self.times, times)
 
 
 def fragments_of(episodes: Sequence[MultiAgentEpisode]) -> Iterator[Fragment]:

@@ -17,6 +17,7 @@ from ray.rllib.utils.annotations import override
 from thrust_rllib.connectors.team_codec import TeamCodec
 from thrust_rllib.connectors.team_observations import ACTING, Acting
 from thrust_rllib.joint_batch import AgentID, ModuleID
+from thrust_rllib.rl_modules.acting_outputs import check_acting_outputs
 from thrust_rllib.rl_modules.distributions import mask_logits
 from thrust_rllib.rl_modules.drawing import drawing_from
 
@@ -91,6 +92,8 @@ class TeamActions(ConnectorV2):
         """{column: [per environment {agent: value}]}; RLlib plays "actions_for_env" and stores the other columns."""
         result: dict[str, list[dict[AgentID, Any]]] = {}
         acting: dict[ModuleID, Acting] = shared_data[ACTING]
+        for module_id, mine in acting.items():
+            check_acting_outputs(module_id, rl_module[module_id], batch[module_id], mine.layout is not None)
         batch = {m: _one_step(batch[m], mine) for m, mine in acting.items()}
         with torch.no_grad(), drawing_from(self._drawing(batch)):
             chosen = {m: self._choose(rl_module[m], batch[m], acting[m], explore) for m in acting}
@@ -106,7 +109,7 @@ class TeamActions(ConnectorV2):
                 columns[MODULE_INPUT] = mine.obs
             if mine.layout is not None:
                 columns[MEMORY_IN] = mine.memory
-                self._remember(rl_module[module_id], outputs, mine, episodes)
+                self._remember(outputs, mine, episodes)
             if self._audit:
                 columns[ACTED_AT] = [episodes[env_index].env_t for env_index, _ in mine.rows]
             if self._store_outputs:
@@ -122,14 +125,9 @@ class TeamActions(ConnectorV2):
         return result
 
     @staticmethod
-    def _remember(module: Any, outputs: dict[str, Any], acting: Acting, episodes: Sequence[MultiAgentEpisode]) -> None:
+    def _remember(outputs: dict[str, Any], acting: Acting, episodes: Sequence[MultiAgentEpisode]) -> None:
         """Lets every episode keep the states in which its agents leave the step."""
         assert acting.layout is not None
-        if Columns.STATE_OUT not in outputs:
-            raise ValueError(
-                f"a recurrent module ({type(module).__name__}) returned {sorted(outputs)}; needed: "
-                f"'{Columns.STATE_OUT}', too, its state after the step"
-            )
         states = _numpy(acting.layout.flatten(outputs[Columns.STATE_OUT]))
         for (env_index, agent), state in zip(acting.rows, states, strict=True):
             episodes[env_index].memory[agent] = state
@@ -155,11 +153,6 @@ class TeamActions(ConnectorV2):
         module: Any, outputs: dict[str, torch.Tensor], acting: Acting, explore: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Actions [R, …] and their log-probabilities [R]."""
-        if Columns.ACTION_DIST_INPUTS not in outputs:
-            raise ValueError(
-                f"a module ({type(module).__name__}) returned {sorted(outputs)}; PPO needs "
-                f"'{Columns.ACTION_DIST_INPUTS}' (the logits) from forward_exploration and forward_inference"
-            )
         logits = outputs[Columns.ACTION_DIST_INPUTS]
         if acting.action_mask is not None:
             logits = mask_logits(logits, torch.from_numpy(acting.action_mask).to(logits.device))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,30 +15,7 @@ from ray.rllib.utils.annotations import override
 from thrust_rllib.connectors.team_observations import ACTING, Acting
 from thrust_rllib.joint_batch import ModuleID
 from thrust_rllib.joint_episode import JointEpisode
-from thrust_rllib.rl_modules.memory import MemoryLayout, joint_sequence_length
-
-
-@dataclass(frozen=True)
-class StatefulModules:
-    """The recurrent modules of a team.
-
-    Args:
-        layouts: {module: how its state lies in a vector}, without the feed-forward ones.
-        sequence_length: rows of a training sequence, the same for all of them; None: a whole fragment.
-    """
-
-    layouts: dict[ModuleID, MemoryLayout]
-    sequence_length: int | None = None
-
-    @classmethod
-    def of(cls, rl_module: MultiRLModule) -> StatefulModules:
-        """Asks every module; raises `ValueError` where they disagree on the length (`joint_sequence_length`)."""
-        modules = {module_id: rl_module[module_id].unwrapped() for module_id in sorted(rl_module.keys())}
-        layouts = {module_id: MemoryLayout.of(module) for module_id, module in modules.items()}
-        return cls(
-            {module_id: layout for module_id, layout in layouts.items() if layout is not None},
-            joint_sequence_length(modules),
-        )
+from thrust_rllib.rl_modules.memory import RecurrentModules
 
 
 class TeamMemory(ConnectorV2):
@@ -50,7 +26,7 @@ class TeamMemory(ConnectorV2):
     modules are left as they are.
     """
 
-    _stateful: StatefulModules | None = None
+    _recurrent: RecurrentModules | None = None
 
     @override(ConnectorV2)
     def __call__(
@@ -63,16 +39,15 @@ class TeamMemory(ConnectorV2):
         **kwargs: Any,
     ) -> dict[ModuleID, dict[str, Any]]:
         """{module: {"obs": [R, 1, …], …, "state_in": tree of [R, …]}} of recurrent modules."""
-        if self._stateful is None:
-            self._stateful = StatefulModules.of(rl_module)
+        if self._recurrent is None:
+            self._recurrent = RecurrentModules.of(rl_module)
         acting: dict[ModuleID, Acting] = shared_data[ACTING]
-        for module_id, layout in self._stateful.layouts.items():
+        for module_id, layout in self._recurrent.layouts.items():
             if module_id not in acting:
                 continue
             mine, columns = acting[module_id], batch[module_id]
             mine.layout = layout
             mine.memory = np.stack([episodes[e].memory.get(agent, layout.initial) for e, agent in mine.rows])
-            state = torch.from_numpy(mine.memory).to(columns[Columns.OBS].device)
-            batch[module_id] = {name: column.unsqueeze(1) for name, column in columns.items()}
-            batch[module_id][Columns.STATE_IN] = layout.unflatten(state)
+            states = torch.from_numpy(mine.memory).to(columns[Columns.OBS].device)
+            batch[module_id] = layout.one_step(columns, states)
         return batch

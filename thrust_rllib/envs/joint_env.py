@@ -296,6 +296,13 @@ def episode_over(
     return (ended | ~present).all(axis=0) & present.any(axis=0)
 
 
+def over_after(result: JointStepResult) -> np.ndarray:
+    """Bool [E], which environments of a `VectorJointEnv` are over after this step."""
+    shape = np.shape(result.rewards)
+    terminated, truncated = (per_agent_flags(flags, *shape) for flags in (result.terminated, result.truncated))
+    return episode_over(terminated, truncated, result.present, result.over)
+
+
 def per_agent_flags(flags: Any, num_agents: int, num_envs: int) -> np.ndarray:
     """Brings end flags given as one bool, [E] or [N, E] to bool [N, E].
 

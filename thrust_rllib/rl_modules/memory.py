@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 import tree
+from ray.rllib.core.columns import Columns
 from ray.rllib.core.rl_module.rl_module import RLModule
 from ray.rllib.utils.typing import ModuleID
 from torch import Tensor
+
+from thrust_rllib.rl_modules.mlp import settings_of
 
 
 class MemoryLayout:
@@ -21,13 +25,22 @@ class MemoryLayout:
     Args:
         initial: the initial state, a nested structure of arrays without a batch axis.
 
+    Raises:
+        ValueError: it needs a gradient.
+
     Attributes:
         size: S.
         initial: [S] float32, the initial state.
     """
 
     def __init__(self, initial: Any) -> None:
-        leaves = [torch.as_tensor(leaf).detach().cpu() for leaf in tree.flatten(initial)]
+        leaves = [torch.as_tensor(leaf) for leaf in tree.flatten(initial)]
+        if any(leaf.requires_grad for leaf in leaves):
+            raise ValueError(
+                f"an initial state of the leaves {_described(initial, 0)} needs a gradient; needed: constants. Runners "
+                "and learner ask for it once, so that one that is learnt would not be the same everywhere"
+            )
+        leaves = [leaf.detach().cpu() for leaf in leaves]
         self._tree = tree.unflatten_as(initial, leaves)
         self._paths = [path for path, _ in tree.flatten_with_path(initial)]
         self._shapes = [tuple(leaf.shape) for leaf in leaves]
@@ -74,6 +87,45 @@ class MemoryLayout:
         parts = zip(vectors.split(self._sizes, dim=1), self._shapes, self._dtypes, strict=True)
         return tree.unflatten_as(self._tree, [part.reshape(rows, *shape).to(dtype) for part, shape, dtype in parts])
 
+    def one_step(self, columns: Mapping[str, Any], states: Tensor) -> dict[str, Any]:
+        """The input of a forward pass over sequences of one step each.
+
+        Args:
+            columns: {name: [R, …]}, the observations above all.
+            states: [R, S], in which each row is met.
+
+        Returns:
+            {name: [R, 1, …]}, and the states as a module takes them.
+        """
+        return {name: x.unsqueeze(1) for name, x in columns.items()} | {Columns.STATE_IN: self.unflatten(states)}
+
+
+@dataclass(frozen=True)
+class RecurrentModules:
+    """The modules of a team that remember.
+
+    Args:
+        layouts: {module: how its state lies in a vector}, without the feed-forward ones.
+        sequence_length: steps of a training sequence, the same for all of them; None: the whole rollout.
+    """
+
+    layouts: dict[ModuleID, MemoryLayout]
+    sequence_length: int | None = None
+
+    @classmethod
+    def of(cls, modules: Mapping[ModuleID, RLModule]) -> RecurrentModules:
+        """Asks every module.
+
+        Raises:
+            ValueError: see `joint_sequence_length`.
+        """
+        plain = {module_id: modules[module_id].unwrapped() for module_id in sorted(modules.keys())}
+        layouts = {module_id: MemoryLayout.of(module) for module_id, module in plain.items()}
+        return cls(
+            {module_id: layout for module_id, layout in layouts.items() if layout is not None},
+            joint_sequence_length(plain),
+        )
+
 
 def joint_sequence_length(modules: Mapping[ModuleID, RLModule]) -> int | None:
     """`max_seq_len` that all stateful modules agree on; None for the whole rollout, or where no module has a state.
@@ -97,11 +149,9 @@ def joint_sequence_length(modules: Mapping[ModuleID, RLModule]) -> int | None:
 
 
 def _sequence_length(module: RLModule) -> Any:
-    module = module.unwrapped()
     if hasattr(module, "max_seq_len"):
         return module.max_seq_len
-    config = module.model_config or {}
-    return config.get("max_seq_len") if isinstance(config, Mapping) else getattr(config, "max_seq_len", None)
+    return settings_of(module.model_config).get("max_seq_len")
 
 
 def _described(state: Any, leading: int) -> dict[str, tuple[int, ...]]:

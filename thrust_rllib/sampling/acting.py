@@ -18,6 +18,7 @@ from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule
 from torch import Tensor
 
 from thrust_rllib.connectors.observation_normalizer import ObservationNormalizer
+from thrust_rllib.rl_modules.acting_outputs import check_acting_outputs
 from thrust_rllib.rl_modules.distributions import mask_logits
 from thrust_rllib.rl_modules.drawing import drawing_from
 from thrust_rllib.rl_modules.memory import MemoryLayout
@@ -70,8 +71,9 @@ class TeamActor:
         self._generator = torch.Generator(self._device)
         self._generator.manual_seed(seed)
         self._noise = [Noise(self._generator) for _ in self.groups]
-        self._initial = [_initial_memory(modules) for modules in self._modules]  # [m, 1, S] of each group, or None
-        self.recurrent = any(initial is not None for initial in self._initial)
+        # [k, 1, S] of each group, or None where it has no memory.
+        self._initial = [_initial_memory(*pair) for pair in zip(self.groups, self._modules, strict=True)]
+        self._recurrent = any(initial is not None for initial in self._initial)
         self.restart()
         self.take_weights()
 
@@ -94,8 +96,7 @@ class TeamActor:
         """The states [k, E, S] that a group enters its next step with; None where it has none."""
         initial, memory = self._initial[index], self._memory[index]
         if initial is not None and memory is None:
-            per_agent = initial.repeat(len(self.groups[index]) // len(initial), axis=0)
-            memory = self._memory[index] = np.repeat(per_agent, num_envs, axis=1)
+            memory = self._memory[index] = np.repeat(initial, num_envs, axis=1)
         return memory
 
     def act(
@@ -129,7 +130,7 @@ class TeamActor:
             present: bool [N, E] in the environment's order, who acted; None for everybody.
             over: bool [E], environments whose next step is the first one of an episode.
         """
-        if not self.recurrent:
+        if not self._recurrent:
             return
         begins = over.any()
         for index, (group, initial, new) in enumerate(zip(self.groups, self._initial, self._next_memory, strict=True)):
@@ -139,8 +140,7 @@ class TeamActor:
             if present is not None:
                 new = np.where(present[group.positions][..., None], new, before)
             if begins:
-                per_agent = initial.repeat(len(group) // len(initial), axis=0)
-                new = np.where(over[:, None], per_agent, new)
+                new = np.where(over[:, None], initial, new)
             self._memory[index] = new
 
     def logp(self, index: int, logits: np.ndarray, actions: np.ndarray) -> np.ndarray:
@@ -149,11 +149,11 @@ class TeamActor:
         return distribution.from_logits(torch.from_numpy(logits)).logp(torch.from_numpy(actions)).numpy()
 
 
-def _initial_memory(modules: Sequence[Any]) -> np.ndarray | None:
-    """The initial states [m, 1, S] of the modules of a group; None where they have none."""
+def _initial_memory(group: AgentGroup, modules: Sequence[Any]) -> np.ndarray | None:
+    """The initial states [k, 1, S] of a group's agents; None where they have none."""
     layouts = [MemoryLayout.of(module.unwrapped()) for module in modules]
     initial = [layout.initial for layout in layouts if layout is not None]
-    return np.stack(initial)[:, None] if initial else None
+    return np.repeat(np.stack(initial), len(group) // len(modules), axis=0)[:, None] if initial else None
 
 
 def _acting_together(group: AgentGroup, module: MultiRLModule) -> list[AgentGroup]:
@@ -188,7 +188,7 @@ class ModuleActing:
         mask: np.ndarray | None,
         explore: bool,
         random_actions: bool,
-        memory: np.ndarray | None = None,
+        memory: np.ndarray | None,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         """As `PlainActing.act`."""
         with torch.no_grad(), drawing_from(self._generator):
@@ -209,15 +209,11 @@ class ModuleActing:
         parts, states = [], []
         for (module_id, mine), module, layout in zip(self._group.by_module, self._modules, self._memories, strict=True):
             batch: dict[str, Any] = {Columns.OBS: rows[mine].flatten(0, 1)}
-            if layout is not None and memory is not None:
-                entering = torch.from_numpy(memory[mine]).to(self._device).flatten(0, 1)
-                batch = {Columns.OBS: batch[Columns.OBS][:, None], Columns.STATE_IN: layout.unflatten(entering)}
+            if layout is not None:
+                assert memory is not None
+                batch = layout.one_step(batch, torch.from_numpy(memory[mine]).to(self._device).flatten(0, 1))
             outputs = module.forward_exploration(batch) if explore else module.forward_inference(batch)
-            if Columns.ACTION_DIST_INPUTS not in outputs:
-                raise ValueError(
-                    f"module {module_id!r} ({type(module).__name__}) returned {sorted(outputs)}; PPO needs "
-                    f"'{Columns.ACTION_DIST_INPUTS}' (the logits) from forward_exploration and forward_inference"
-                )
+            check_acting_outputs(module_id, module, outputs, layout is not None)
             parts.append(outputs[Columns.ACTION_DIST_INPUTS])
             if layout is not None:
                 states.append(layout.flatten(outputs[Columns.STATE_OUT]))

@@ -47,7 +47,7 @@ class PlainActing:
         mask: np.ndarray | None,
         explore: bool,
         random_actions: bool,
-        memory: np.ndarray | None = None,
+        memory: np.ndarray | None,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         """One step.
 
