@@ -6,14 +6,18 @@
 One agent, 16 environments, 2,048 steps that no episode's end interrupts, a cell of 128, sequences of the whole rollout,
 one epoch. A minibatch holds all 16 sequences (32,768 rows), or one (2,048 rows).
 
-What must be held until the backward pass, for each row of a minibatch, in float32 (inputs and heads aside):
+"needed" is what must be held until the backward pass, for each row of a minibatch, in float32 (inputs and heads aside):
 
     LSTM  i, f, g, o, c, h        6 H numbers    3,072 bytes at H = 128
     GRU   r, z, n, U_n h, h       5 H numbers    2,560 bytes
 
-"peak" is the highest resident memory of the process during the learner's update (`VmHWM`, which the kernel counts, so
-that nothing is missed between samples), less the resident memory just before it; freed memory is given back before
-(`malloc_trim`). An update goes ahead unmeasured, for what is made once. Linux with glibc only.
+"bare" is the peak of forward and backward pass of torch's own layer on as many sequences, alone: its LSTM on the CPU,
+oneDNN's, keeps about 15 H numbers a row. "peak" is that of the learner's update, which also holds the features that
+heads and couplings read, their gradients, and the values of all 32,768 rows before the first minibatch.
+
+A peak is the highest resident memory of the process during the call (`VmHWM`, which the kernel counts, so that nothing
+is missed between samples), less the resident memory just before it; freed memory is given back before (`malloc_trim`).
+Each call goes ahead once unmeasured, for what is made once. Linux with glibc only. Takes about a minute.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 import argparse
+import copy
 import ctypes
 import gc
 import time
@@ -33,10 +38,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from common.results import RESULTS, Row, command
 from common.rounds import console, run_script, start_quietly
 from common.runs import add_rows, as_text, run_each, versions
 from common.tasks import new_table
+from torch import nn
 
 from thrust_rllib import JointPPOConfig
 
@@ -50,17 +57,18 @@ MIB = 2**20
 
 @dataclass
 class Outcome:
-    """One measured update; memory in MiB, `bytes_per_row` of the peak."""
+    """One measured update; memory in MiB, `bytes_per_row` of the peak, `seconds` of the update."""
 
     cell: str
     cell_size: int
     steps: int
     envs: int
     sequences: int
-    needed: float
-    before: float = 0.0
+    needed: float = 0.0
+    bare: float = 0.0
     peak: float = 0.0
-    ratio: float = 0.0
+    peak_by_needed: float = 0.0
+    peak_by_bare: float = 0.0
     bytes_per_row: float = 0.0
     seconds: float = 0.0
 
@@ -86,39 +94,50 @@ def resident(name: str) -> float:
     raise RuntimeError(f"/proc/self/status has no {name}; this benchmark needs Linux")
 
 
-def give_back_freed_memory() -> None:
+def peak_of(call: Callable[[], Any]) -> tuple[Any, float, float]:
+    """What `call` returns, the highest resident memory above that before it (MiB), and its seconds."""
     gc.collect()
     ctypes.CDLL("libc.so.6").malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text(RESET_PEAK)
+    before, start = resident("VmRSS"), time.perf_counter()
+    result = call()
+    return result, resident("VmHWM") - before, time.perf_counter() - start
 
 
-def measured(update: Callable[..., Any], outcome: Outcome) -> Callable[..., Any]:
-    """The learner group's update, with memory and time of its latest call in `outcome`."""
+def bare_peak(cell: nn.Module, sequences: int, steps: int, num_inputs: int) -> float:
+    """MiB of forward and backward pass of the layer alone."""
+    inputs = torch.randn(sequences, steps, num_inputs)
 
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        give_back_freed_memory()
-        Path("/proc/self/clear_refs").write_text(RESET_PEAK)
-        outcome.before, start = resident("VmRSS"), time.perf_counter()
-        results = update(*args, **kwargs)
-        outcome.seconds = time.perf_counter() - start
-        outcome.peak = resident("VmHWM") - outcome.before
-        return results
+    def both() -> None:
+        cell(inputs)[0].sum().backward()
+        cell.zero_grad()
 
-    return wrapped
+    both()
+    return peak_of(both)[1]
 
 
 def measure(cell: str, cell_size: int, steps: int, envs: int, sequences: int) -> Outcome:
     """Measures the second update of a fresh process."""
     rows = steps * sequences
-    needed = rows * NUMBERS_PER_UNIT[cell] * cell_size * FLOAT32 / MIB
-    outcome = Outcome(cell, cell_size, steps, envs, sequences, needed)
+    outcome = Outcome(cell, cell_size, steps, envs, sequences)
+    outcome.needed = rows * NUMBERS_PER_UNIT[cell] * cell_size * FLOAT32 / MIB
     algo = config_of(cell, cell_size, steps, envs, sequences).build_algo()
     try:
-        algo.learner_group.update_from_rollouts = measured(algo.learner_group.update_from_rollouts, outcome)
-        for _ in range(2):
-            algo.train()
+        update = algo.learner_group.update_from_rollouts
+
+        def measured(*args: Any, **kwargs: Any) -> Any:
+            results, outcome.peak, outcome.seconds = peak_of(lambda: update(*args, **kwargs))
+            return results
+
+        algo.train()
+        algo.learner_group.update_from_rollouts = measured
+        algo.train()
+        layer = copy.deepcopy(algo.get_module("agent_0").cell)
     finally:
         algo.stop()
-    outcome.ratio, outcome.bytes_per_row = outcome.peak / needed, outcome.peak * MIB / rows
+    outcome.bare = bare_peak(layer, sequences, steps, layer.input_size)
+    outcome.peak_by_needed, outcome.peak_by_bare = outcome.peak / outcome.needed, outcome.peak / outcome.bare
+    outcome.bytes_per_row = outcome.peak * MIB / rows
     return outcome
 
 
@@ -128,11 +147,13 @@ def arguments_of(cell: str, sequences: int, args: argparse.Namespace) -> list[st
 
 
 def show(rows: Sequence[Row]) -> None:
-    columns = (*CASE, "needed", "peak", "ratio", "bytes_per_row", "before", "seconds")
+    columns = (
+        *CASE, "needed", "bare", "peak", "peak_by_needed", "peak_by_bare", "bytes_per_row", "seconds",
+    )  # fmt: skip
     table = new_table([column.replace("_", " ") for column in columns])
     for row in rows:
         table.add_row(*(row[key] if key in CASE else f"{float(row[key]):.4g}" for key in columns))
-    console.print(table, "needed, peak, before: MiB; ratio: peak / needed")
+    console.print(table, "needed, bare, peak: MiB")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
