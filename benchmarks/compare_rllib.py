@@ -3,6 +3,7 @@
     python benchmarks/compare_rllib.py                      # 4 agents, 16 environments, the table below
     python benchmarks/compare_rllib.py --envs 1 --rounds 5
     python benchmarks/compare_rllib.py --agents 16 --vectorized --memory
+    python benchmarks/compare_rllib.py --cell lstm          # policies with a memory; bar: iteration >= 4 x
 
 Takes about 20 seconds (16 agents or 1 environment: a minute).
 
@@ -15,6 +16,13 @@ and Discrete(5), episodes of 100, one module of 2 × 64 tanh with a shared trunk
 per iteration, 4 epochs of minibatches of 256, the PPO constants, no KL loss, RLlib's environment checks, metrics and
 statistics, one torch thread. What is left differs on purpose: the stock learner takes 1 to 4 more minibatches per
 iteration (it keeps the artificial last row of each episode), JointPPO normalises value targets (its default).
+
+`--cell lstm`: an LSTM of 64 behind the 2 × 64 on both sides, its output read by both heads; training sequences of 20
+steps, each begun with the state that the rollout had there. RLlib ends a sequence with its episode, pads each to 20
+steps, and puts as many into a minibatch as hold 256 steps at their mean length; JointPPO goes on behind an episode's
+end with a fresh state, and takes as many whole sequences as fit into 256 steps. An iteration then takes 35 gradient
+steps there and 36 here (the table's "gradient steps").
+
 `--vectorized` adds a third side: JointPPO on `DriftingTeamVector`, the same rules as a `VectorJointEnv`. `--episodes`
 adds JointPPO on `DriftingTeam` with `sampling="episodes"`: RLlib's loop, episodes and connectors.
 
@@ -34,7 +42,9 @@ import argparse
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from common.drifting_team import DriftingTeam, DriftingTeamVector, build, joint_ppo
 from common.results import Row, draw_bar, draw_columns, new_figure, panel, parse, parser, save, summary, text
@@ -46,10 +56,24 @@ from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from rich.table import Table
 
 NAME = "compare_rllib"
-CASE = ("agents", "envs", "side", "clock")
+CASE = ("agents", "envs", "cell", "side", "clock")
 RATIO = "times faster than stock"
+STEPS = "per iteration"
+UNITS = {"s": " s", "MB": " MB", STEPS: ""}  # of what is not a ratio, and how it is written
 
 # --- the sides --------------------------------------------------------------------------------------------------------
+
+STOCK_MODELS = {
+    "mlp": DefaultModelConfig(fcnet_hiddens=[64, 64], fcnet_activation="tanh", vf_share_layers=True),
+    "lstm": DefaultModelConfig(
+        fcnet_hiddens=[64, 64], fcnet_activation="tanh", vf_share_layers=True, use_lstm=True, lstm_cell_size=64,
+        max_seq_len=20,
+    ),
+}  # fmt: skip
+JOINT_MODELS: dict[str, dict[str, Any] | None] = {
+    "mlp": None,
+    "lstm": {"cell": "lstm", "cell_size": 64, "fcnet_hiddens": [64, 64], "max_seq_len": 20},
+}
 
 
 def stock(args: argparse.Namespace) -> Algorithm:
@@ -57,31 +81,22 @@ def stock(args: argparse.Namespace) -> Algorithm:
     config = (
         PPOConfig()
         .multi_agent(policies=set(agents), policy_mapping_fn=lambda agent, episode, **kwargs: agent)
-        .rl_module(
-            model_config=DefaultModelConfig(fcnet_hiddens=[64, 64], fcnet_activation="tanh", vf_share_layers=True)
-        )
+        .rl_module(model_config=STOCK_MODELS[args.cell])
         .training(vf_clip_param=float("inf"))
     )
     return build(config, DriftingTeam, args.agents, args.envs, args.seed)
 
 
-def joint(args: argparse.Namespace) -> Algorithm:
-    return joint_ppo(DriftingTeam, args.agents, args.envs, args.seed)
-
-
-def vectorized(args: argparse.Namespace) -> Algorithm:
-    return joint_ppo(DriftingTeamVector, args.agents, args.envs, args.seed)
-
-
-def episodes(args: argparse.Namespace) -> Algorithm:
-    return joint_ppo(DriftingTeam, args.agents, args.envs, args.seed, sampling="episodes")
+def joint(args: argparse.Namespace, env: type = DriftingTeam, sampling: str = "auto") -> Algorithm:
+    model = JOINT_MODELS[args.cell]
+    return joint_ppo(env, args.agents, args.envs, args.seed, sampling=sampling, model_config=model)
 
 
 SIDES: dict[str, Callable[[argparse.Namespace], Algorithm]] = {
     "stock": stock,
     "joint": joint,
-    "vectorized": vectorized,
-    "episodes": episodes,
+    "vectorized": partial(joint, env=DriftingTeamVector),
+    "episodes": partial(joint, sampling="episodes"),
 }
 
 
@@ -92,14 +107,20 @@ def names_of(args: argparse.Namespace) -> list[str]:
 # --- measuring --------------------------------------------------------------------------------------------------------
 
 
-def measure(args: argparse.Namespace) -> dict[str, list[Seconds]]:
-    """Seconds {side: [one dict per round]}."""
+def measure(args: argparse.Namespace) -> tuple[dict[str, list[Seconds]], dict[str, float]]:
+    """Seconds {side: [one dict per round]}, and {side: gradient steps of the last round}."""
     stopwatches = {name: Stopwatch(SIDES[name](args), CLOCKS[args.clock]) for name in names_of(args)}
     sides = {name: stopwatch.iteration for name, stopwatch in stopwatches.items()}
     measured = take_turns(sides, args.warmup, args.rounds)
     for stopwatch in stopwatches.values():
         stopwatch.algo.stop()
-    return measured
+    return measured, {name: gradient_steps(stopwatch.result) for name, stopwatch in stopwatches.items()}
+
+
+def gradient_steps(result: dict[str, Any]) -> float:
+    """Of one iteration. RLlib counts all steps of the rollout anew in each of its minibatches."""
+    learned, sampled = result["learners"]["__all_modules__"], result["env_runners"]["num_env_steps_sampled"]
+    return float(learned.get("num_minibatch_steps", learned["num_env_steps_trained"] / sampled))
 
 
 def peak_memory(args: argparse.Namespace) -> dict[str, float]:
@@ -107,7 +128,7 @@ def peak_memory(args: argparse.Namespace) -> dict[str, float]:
     peaks = {}
     for name in names_of(args):
         command = [sys.executable, __file__, "--side", name, "--rounds", str(args.rounds), "--seed", str(args.seed)]
-        command += ["--agents", str(args.agents), "--envs", str(args.envs)]
+        command += ["--agents", str(args.agents), "--envs", str(args.envs), "--cell", args.cell]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         peaks[name] = float(done.stdout.split()[-1])
     return peaks
@@ -126,12 +147,14 @@ def run_one_side(args: argparse.Namespace) -> None:
 # --- reporting --------------------------------------------------------------------------------------------------------
 
 
-def rows_of(args: argparse.Namespace, rounds: dict[str, list[Seconds]], memory: dict[str, float]) -> list[Row]:
+def rows_of(
+    args: argparse.Namespace, rounds: dict[str, list[Seconds]], steps: dict[str, float], memory: dict[str, float]
+) -> list[Row]:
     rows: list[Row] = []
 
     def add(side: str, quantity: str, unit: str, values: Sequence[float]) -> None:
-        case = {"agents": args.agents, "envs": args.envs, "side": side, "quantity": quantity, "unit": unit}
-        rows.append(case | summary(values))
+        case = {"agents": args.agents, "envs": args.envs, "cell": args.cell, "side": side}
+        rows.append(case | {"quantity": quantity, "unit": unit} | summary(values))
 
     for side, measured in rounds.items():
         for phase in PHASES:
@@ -139,6 +162,7 @@ def rows_of(args: argparse.Namespace, rounds: dict[str, list[Seconds]], memory: 
             if side != "stock":
                 pairs = zip(rounds["stock"], measured, strict=True)
                 add(side, phase, RATIO, [a[phase] / b[phase] for a, b in pairs])
+        add(side, "gradient steps", STEPS, [steps[side]])
     for side, peak in memory.items():
         add(side, "peak memory", "MB", [peak])
         if side != "stock":
@@ -159,22 +183,26 @@ def draw(rows: list[Row]) -> Figure:
         draw_columns(axes, places, mine, 0.25, phase)
     draw_bar(axes, 1.0, "as fast as RLlib's PPO")
     kinds = {"joint": "MultiAgentEnv", "vectorized": "VectorJointEnv", "episodes": "by episodes"}
-    labels = [f"agents {agents}, envs {envs}\n{kinds[side]}, {clock} clock" for agents, envs, side, clock in cases]
+    labels = [
+        f"agents {agents}, envs {envs}, {cell}\n{kinds[side]}, {clock} clock"
+        for agents, envs, cell, side, clock in cases
+    ]
     axes.set_xticks(range(len(cases)), labels)
     figure.legend(loc="outside right upper", frameon=False, fontsize=8.5)
     return figure
 
 
 def show(rows: list[Row], args: argparse.Namespace) -> None:
-    table = Table(title=f"{args.agents} agents, {args.envs} environments, {args.clock} clock: median (min to max)")
+    title = f"{args.agents} agents, {args.envs} environments, {args.cell}, {args.clock} clock: median (min to max)"
+    table = Table(title=title)
     for column in ("side", "quantity", "value", "against stock"):
         table.add_column(column, justify="left" if column in ("side", "quantity") else "right")
     ratios = {(row["side"], row["quantity"]): row for row in rows if "stock" in row["unit"]}
     for row in rows:
-        if row["unit"] in ("s", "MB"):
+        if row["unit"] in UNITS:
             ratio = ratios.get((row["side"], row["quantity"]))
             against = "" if ratio is None else text(ratio, "x" if ratio["unit"] == RATIO else "")
-            table.add_row(row["side"], row["quantity"], text(row, " " + row["unit"]), against)
+            table.add_row(row["side"], row["quantity"], text(row, UNITS[row["unit"]]), against)
     console.print(table)
 
 
@@ -182,6 +210,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser(__doc__, rounds=9, warmup=2)
     options.add_argument("--agents", type=int, default=4)
     options.add_argument("--envs", type=int, default=16, help="environments in the one runner")
+    options.add_argument("--cell", choices=JOINT_MODELS, default="mlp", help="lstm: policies with a memory")
     options.add_argument("--vectorized", action="store_true", help="add JointPPO on the vectorised environment")
     options.add_argument("--episodes", action="store_true", help="add JointPPO sampling by RLlib's episodes")
     options.add_argument("--memory", action="store_true", help="also measure the peak memory, in one process per side")
@@ -191,7 +220,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.side:
         run_one_side(args)
         return 0
-    rows = rows_of(args, measure(args), peak_memory(args) if args.memory else {})
+    rows = rows_of(args, *measure(args), peak_memory(args) if args.memory else {})
     save(NAME, rows, args, CASE, draw)
     show(rows, args)
     return 0

@@ -129,9 +129,17 @@ def build(config: PPOConfig, env: type, agents: int, envs: int, seed: int) -> Al
 
 
 def joint_ppo(
-    env: type, agents: int, envs: int, seed: int, policies: Any = "per_agent", sampling: str = "auto"
+    env: type,
+    agents: int,
+    envs: int,
+    seed: int,
+    policies: Any = "per_agent",
+    sampling: str = "auto",
+    model_config: dict[str, Any] | None = None,
 ) -> Algorithm:
-    """JointPPO on one of the two environments."""
+    """JointPPO on one of the two environments; without a `model_config` with its default network."""
     config = JointPPOConfig().training(iterate_all_minibatches=True, value_clip_range=VALUE_CLIP)
     config.env_runners(sampling=sampling)
+    if model_config is not None:
+        config.rl_module(model_config=model_config)
     return build(config.multi_agent(policies=policies), env, agents, envs, seed)
