@@ -15,6 +15,7 @@ from ray.rllib.utils.metrics import ENV_STEP_TIMER
 from ray.rllib.utils.typing import ResultDict
 
 from thrust_rllib.connectors.team_actions import TeamActions
+from thrust_rllib.connectors.team_memory import TeamMemory
 from thrust_rllib.envs.multi_agent_vector import MultiAgentVector, make_multi_agent_env
 from thrust_rllib.joint_episode import JointEpisode
 from thrust_rllib.sampling.episode_checks import checked_steps, write_bootstrap_inputs
@@ -98,6 +99,8 @@ class JointEpisodeRunner(TeamRunner):
 
     @override(MultiAgentEnvRunner)
     def _sample(self, **kwargs: Any) -> list[JointEpisode]:
+        for piece in self._env_to_module[TeamMemory]:
+            piece.take_weights()
         if self.normalizer is not None and self._cached_to_module:
             # Normalised at the end of the last rollout, before that entered the moments.
             self.normalizer(batch=self._cached_to_module, shared_data=self._shared_data)

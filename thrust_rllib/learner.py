@@ -289,6 +289,7 @@ class JointPPOLearner(TorchLearner):
         return [columns[JOINT_BATCH]]
 
     def _joint_rows(self, batches: Sequence[JointBatch]) -> JointRows:
+        self.memories = RecurrentModules.of(self.module).layouts
         configs = {m: self.config.get_config_for_module(m) for m in batches[0].modules}
         return joint_rows(
             batches,
@@ -406,8 +407,12 @@ class JointPPOLearner(TorchLearner):
     # --- state ----------------------------------------------------------------------------------------------------
 
     @override(Learner)
-    def get_state(self, components: Any = None, *, not_components: Any = None, **kwargs: Any) -> StateDict:
-        state = super().get_state(components, not_components=not_components, **kwargs)
+    def get_state(
+        self, components: Any = None, *, not_components: Any = None, inference_only: bool = False, **kwargs: Any
+    ) -> StateDict:
+        # A critic with a memory of its own is run while sampling, though RLlib's LSTM module counts it as not needed.
+        inference_only = inference_only and not self.memories
+        state = super().get_state(components, not_components=not_components, inference_only=inference_only, **kwargs)
         if self._check_component(JOINT_STATE, components, not_components):
             state[JOINT_STATE] = {
                 "generator": self._generator.get_state().numpy(),

@@ -27,10 +27,12 @@ def check_modules(
     For the features two rows of zeros are tried.
 
     Raises:
-        ValueError: a module without `ValueFunctionAPI`, or one without `encoder_features` for a coupling.
+        ValueError: a module without `ValueFunctionAPI`, one without `encoder_features` for a coupling, or one whose
+            initial state is not always the same.
     """
     readers = [name for name, loss in losses.items() if getattr(loss, "needs_features", False)]
     for module_id, module in modules.items():
+        _check_initial_state(module_id, module)
         if not isinstance(module, ValueFunctionAPI):
             raise ValueError(
                 f"module {module_id!r} ({type(module).__name__}) has no value function; derive it from RLlib's "
@@ -48,6 +50,15 @@ def check_modules(
                 f"the actor's features [B, D] ([B, T, D] where it is recurrent) under '{ENCODER_FEATURES}', use one of "
                 "this package's modules, or set needs_features = False on a loss that does not read them."
             )
+
+
+def _check_initial_state(module_id: ModuleID, module: Any) -> None:
+    first, second = (MemoryLayout.of(module) for _ in range(2))
+    if first is not None and second is not None and (first.initial != second.initial).any():
+        raise ValueError(
+            f"module {module_id!r} ({type(module).__name__}): get_initial_state() returns another state each time; "
+            "needed: the same one, since runners and learner ask for it"
+        )
 
 
 def _two_rows(module: Any, device: torch.device | str) -> dict[str, Any]:

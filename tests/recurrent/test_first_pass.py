@@ -15,9 +15,11 @@ from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 
 from tests.envs.lives import LIVES, JointLives
 from tests.general.doors import Doors
+from tests.support import make_learner, tiny_config
 from thrust_rllib.joint_losses import forward_team
 from thrust_rllib.joint_values import joint_values
 from thrust_rllib.rl_modules.memory import MemoryLayout
+from thrust_rllib.rl_modules.recurrent import GRUModule
 from thrust_rllib.rl_modules.stacked import can_be_stacked
 
 MODELS = {
@@ -157,3 +159,58 @@ def test_a_rollout_is_cut_into_sequences_that_both_doors_agree_on(max_seq_len, b
         for streams in batches[0].modules.values():
             np.testing.assert_array_equal(batches[0].sequence_rows, batches[1].sequence_rows)
             assert streams.state_in.shape == (1, len(begins), 8)
+
+
+class Constant(GRUModule):
+    """Begins with a buffer that differs from process to process until weights are handed out."""
+
+    def _add_actor(self, config):
+        width = super()._add_actor(config)
+        self.register_buffer("begin", torch.randn(self.cell_size))
+        return width
+
+    def _initial(self):
+        return {"h": self.begin}
+
+
+class Whim(GRUModule):
+    def _initial(self):
+        return {"h": torch.randn(self.cell_size)}
+
+
+class Learnt(Constant):
+    def _initial(self):
+        return {"h": self.cell.bias_ih_l0[: self.cell_size]}
+
+
+def algorithm_of(module_class, door, model, build):
+    config = tiny_config(*RANDOM, runners={"sampling": door}, minibatch_size=None, seed=None, lr=0.02)
+    return build(config.rl_module(rl_module_spec=RLModuleSpec(module_class), model_config=model))
+
+
+STOCK = DefaultModelConfig(use_lstm=True, lstm_cell_size=8, fcnet_hiddens=[6], max_seq_len=5, vf_share_layers=False)
+
+
+@pytest.mark.parametrize("door", ["arrays", "episodes"])
+@pytest.mark.parametrize("module_class,model", [(Constant, {"cell_size": 5}), (DefaultPPOTorchRLModule, STOCK)])
+def test_runners_have_all_that_a_memory_begins_and_goes_on_with(module_class, model, door, build):
+    algo = algorithm_of(module_class, door, model, build)
+    algo.train()
+    learner, runner = algo.learner_group._learner, algo.env_runner
+    for module_id in runner.module.keys():
+        mine, others = (x.module[module_id].unwrapped().state_dict() for x in (runner, learner))
+        assert {name for name in mine if "critic" in name} == {name for name in others if "critic" in name}
+        for name, value in mine.items():
+            assert torch.equal(value, others[name]), name
+    batches = learner._batches(runner.sample(num_timesteps=26, explore=True))
+    rows = learner._joint_rows(batches)
+    rows = rows.select(rows.units().rows)
+    assert float((forward(learner, rows).logp - rows.action_logp)[rows.present].abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize("module_class,said", [(Whim, "another state each time"), (Learnt, "needs a gradient")])
+def test_an_initial_state_is_a_constant(module_class, said):
+    config = tiny_config(*RANDOM, minibatch_size=None)
+    config.rl_module(rl_module_spec=RLModuleSpec(module_class), model_config={"cell_size": 5})
+    with pytest.raises(ValueError, match=said):
+        make_learner(config)

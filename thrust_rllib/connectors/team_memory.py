@@ -28,6 +28,10 @@ class TeamMemory(ConnectorV2):
 
     _recurrent: RecurrentModules | None = None
 
+    def take_weights(self) -> None:
+        """To be called when the modules' weights may have changed: initial states may be among them."""
+        self._recurrent = None
+
     @override(ConnectorV2)
     def __call__(
         self,

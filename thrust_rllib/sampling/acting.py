@@ -71,14 +71,14 @@ class TeamActor:
         self._generator = torch.Generator(self._device)
         self._generator.manual_seed(seed)
         self._noise = [Noise(self._generator) for _ in self.groups]
-        # [k, 1, S] of each group, or None where it has no memory.
-        self._initial = [_initial_memory(*pair) for pair in zip(self.groups, self._modules, strict=True)]
-        self._recurrent = any(initial is not None for initial in self._initial)
         self.restart()
         self.take_weights()
 
     def take_weights(self) -> None:
         """To be called when the modules' weights may have changed: before each rollout."""
+        # [k, 1, S] of each group, or None where it has no memory.
+        self._initial = [_initial_memory(*pair) for pair in zip(self.groups, self._modules, strict=True)]
+        self._recurrent = any(initial is not None for initial in self._initial)
         self._acting: list[PlainActing | ModuleActing] = []
         for group, modules, noise in zip(self.groups, self._modules, self._noise, strict=True):
             plain = [module.unwrapped() for module in modules]
