@@ -210,7 +210,7 @@ def arguments_of(name: str, side: str, seed: int, options: Sequence[str]) -> lis
 def draw(rows: Sequence[Row]) -> Figure:
     """A panel for each task, a line for each run: by minutes where two trainers race, by steps elsewhere."""
     names = [name for name in TASKS if any(row["task"] == name for row in rows)]
-    figure = new_figure("Mean of the last 100 episodes of training", 4.2 * len(names), 3.6)
+    figure = new_figure("Mean of the last 100 episodes of training", 4.2 * len(names), 4.2)
     for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
         race = "stock" in TASKS[name].sides
         panel(axes, name, "return of an agent")
@@ -221,7 +221,7 @@ def draw(rows: Sequence[Row]) -> Figure:
             axes.plot(x, [float(y) for _, y in points], label=f"{row['side']}, seed {row['seed']}", linewidth=1.2)
         if TASKS[name].bar == TASKS[name].bar:
             draw_bar(axes, TASKS[name].bar)
-        axes.legend(fontsize=7.5)
+        axes.legend(fontsize=7.5, loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=2)
     return figure
 
 
