@@ -90,6 +90,13 @@ class RecurrentModule(MLPModule):
         self.critic_trunk, num_inputs = self._new_trunk(config)
         self.critic_cell = self._new_cell(num_inputs)
 
+    def branches(self) -> list[tuple[nn.Module, nn.Module]]:
+        """MLP and cell of the actor, then those of the critic where it has its own: the order of the state."""
+        actor: tuple[nn.Module, nn.Module] = (self.trunk, self.cell)
+        if self.critic_trunk is None or self.critic_cell is None:
+            return [actor]
+        return [actor, (self.critic_trunk, self.critic_cell)]
+
     @abstractmethod
     def _new_cell(self, num_inputs: int) -> nn.Module:
         """A cell of `cell_size` with its first weights."""

@@ -140,14 +140,11 @@ def _is_one_layer(cell: Any) -> bool:
 
 def _trunks(module: Any) -> list[Any]:
     """The MLPs that acting runs through; the critic's own only where that carries a memory."""
-    carried = isinstance(module, RecurrentModule) and module.separate_critic
-    return [module.trunk, module.critic_trunk] if carried else [module.trunk]
+    return [trunk for trunk, _ in module.branches()] if isinstance(module, RecurrentModule) else [module.trunk]
 
 
 def _cells(module: Any) -> list[Any]:
-    if not isinstance(module, RecurrentModule):
-        return []
-    return [module.cell, module.critic_cell] if module.separate_critic else [module.cell]
+    return [cell for _, cell in module.branches()] if isinstance(module, RecurrentModule) else []
 
 
 def _chains(module: Any) -> list[list[nn.Module]]:

@@ -26,11 +26,10 @@ class StackedRecurrentPolicies:
     """
 
     def __init__(self, modules: Sequence[Any]) -> None:
-        branches = [([m.trunk for m in modules], [m.cell for m in modules])]
-        if modules[0].separate_critic:
-            branches.append(([m.critic_trunk for m in modules], [m.critic_cell for m in modules]))
-        # The actor first, as in the state, whose parts are sorted by name.
-        self._branches = [(stacked_layers(trunks), _stacked_cell(cells)) for trunks, cells in branches]
+        self._branches = []
+        for alike in zip(*(module.branches() for module in modules), strict=True):
+            trunks, cells = zip(*alike, strict=True)
+            self._branches.append((stacked_layers(trunks), _stacked_cell(cells)))
         self._head = stacked_layers([[module.policy_head] for module in modules])
         self._log_std = stacked_log_std(modules)
 
