@@ -333,10 +333,24 @@ class JointPPOConfig(PPOConfig):
         return RLModuleSpec(module_class=self.module_class(DEFAULT_MODULE_ID))
 
     @override(PPOConfig)
-    def get_multi_rl_module_spec(self, **options: Any) -> MultiRLModuleSpec:
+    def get_multi_rl_module_spec(
+        self,
+        *,
+        env: Any = None,
+        spaces: Any = None,
+        inference_only: bool = False,
+        policy_dict: Any = None,
+        single_agent_rl_module_spec: RLModuleSpec | None = None,
+    ) -> MultiRLModuleSpec:
         """As RLlib's; where no class is named, each module's own `model_config` decides (`module_class`)."""
-        spec = super().get_multi_rl_module_spec(**options)
-        if options.get("single_agent_rl_module_spec") is None:
+        spec = super().get_multi_rl_module_spec(
+            env=env,
+            spaces=spaces,
+            inference_only=inference_only,
+            policy_dict=policy_dict,
+            single_agent_rl_module_spec=single_agent_rl_module_spec,
+        )
+        if single_agent_rl_module_spec is None:
             for module_id, module_spec in spec.rl_module_specs.items():
                 module_spec.module_class = self.module_class(module_id)
         return spec
