@@ -176,8 +176,9 @@ def train(
 
     Options that are not given have the values of thrust_rllib.recipes, then of JointPPOConfig; config.json lists all.
 
-    Exit code: 0 finished, 1 failed while running or ended by min_entropy, with a checkpoint and the report, 2 wrong
-    usage, 130 stopped by Ctrl-C.
+    Exit code: 0 finished, 1 failed while running, 2 wrong usage, 130 stopped by Ctrl-C.
+
+    A run that min_entropy ends has exit code 1, too, with a checkpoint and the report.
     """
     from thrust_rllib.command_line.options import TrainOptions
     from thrust_rllib.command_line.train import run
