@@ -100,7 +100,7 @@ def test_a_pass_leaves_out_the_modules_without_rows(name):
     joint_steps(team, 2)
     own_steps(own, 2)
     joint = team.joint_pass()
-    joint.compute_gradients(team.objective(2), retain_graph=False, acts={"a": True, "b": False, "c": True})
+    joint.compute_gradients(team.objective(2), retain_graph=False, steps={"a": True, "b": False, "c": True})
     norms = joint.clip()
     joint.step(torch.tensor(True))
     own_steps(own, 1, first=2, trained=("a", "c"))
