@@ -163,6 +163,8 @@ class JointBatch:
         if self.sequence_rows is not None:
             _check_row_numbers("sequence_rows", self.sequence_rows, steps * envs)
             num_sequences = len(self.sequence_rows)
+            if padding := self.sequence_rows[~self.valid.ravel()[self.sequence_rows]].tolist():
+                raise ValueError(f"sequence_rows has {padding}, which are padding; a sequence begins at a valid row")
             first = self.valid.argmax(axis=0) * envs + np.arange(envs)
             if missing := np.setdiff1d(first[self.valid.any(axis=0)], self.sequence_rows).tolist():
                 raise ValueError(f"sequence_rows lacks {missing}, the first rows of their columns")

@@ -166,6 +166,13 @@ def test_where_nobody_acted_outputs_are_zero_and_move_nothing():
     assert all(not parameter.grad.any() for parameter in cell.parameters())
 
 
+def test_no_sequence_begins_at_padding():
+    batch = two_columns()
+    batch.sequence_rows = np.array([0, 1, 6, 9])
+    with pytest.raises(ValueError, match=r"sequence_rows has \[9\], which are padding"):
+        batch.check()
+
+
 def test_an_agent_that_goes_on_behind_its_end_is_an_error():
     batch = two_columns()
     batch.episode_start[2, 0] = False  # truncated at step 1, and no episode begins
