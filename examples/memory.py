@@ -1,6 +1,6 @@
 """Policies with a memory: an agent that acts on what it saw, the same without memory, and a team of both kinds.
 
-    python examples/memory.py [--seed 0]                       about a minute and a half on one core
+    python examples/memory.py [--seed 0]                       about half a minute on one core
     python examples/memory.py --cell gru --max-seq-len 32      another cell, shorter training sequences
     python examples/memory.py --smoke                          8 iterations of shorter tasks, seconds
 

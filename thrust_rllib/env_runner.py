@@ -22,7 +22,7 @@ from ray.rllib.utils.metrics import ENV_STEP_TIMER
 from thrust_rllib.envs.joint_env import JointStepResult, VectorJointEnv, episode_over, per_agent_flags
 from thrust_rllib.envs.registry import make_vector_env
 from thrust_rllib.joint_batch import AgentID, JointBatch
-from thrust_rllib.rl_modules.memory import joint_sequence_length
+from thrust_rllib.rl_modules.memory import RecurrentModules
 from thrust_rllib.sampling.acting import TeamActor
 from thrust_rllib.sampling.agent_groups import agent_groups, env_actions
 from thrust_rllib.sampling.episode_clock import EpisodeClock, origins
@@ -112,8 +112,7 @@ class JointEnvRunner(TeamRunner):
     def _make_actor(self) -> None:
         self._actor = TeamActor(self._groups, self.module, self.normalizer, self._device, self._next_actor_seed())
         self._groups = self._actor.groups
-        modules = {m: self.module[m].unwrapped() for group in self._groups for m in group.module_ids}
-        self._sequence_length = joint_sequence_length(modules)
+        self._sequence_length = RecurrentModules.of(self.module).sequence_length
 
     # --- sampling -------------------------------------------------------------------------------------------------
 

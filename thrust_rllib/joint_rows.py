@@ -113,13 +113,15 @@ class JointRows:
     def module_sequences(self) -> dict[ModuleID, ModuleSequences]:
         """The sequences of every recurrent module."""
         found: dict[ModuleID, ModuleSequences] = {}
+        if self.sequences is None:
+            return found
         layouts: dict[int, SequenceLayout] = {}
         start = 0
         for module_id, module in self.modules.items():
             agents = slice(start, start + len(module.agents))
             start = agents.stop
             if module.memory is not None:
-                assert self.sequences is not None and module.state_in is not None
+                assert module.state_in is not None
                 found[module_id] = self.sequences.of_agents(agents, module.state_in, module.memory, layouts)
         return found
 

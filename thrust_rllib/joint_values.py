@@ -19,8 +19,8 @@ from thrust_rllib.sequences import ModuleSequences, TimeAxis
 ValuesOf = Callable[[ModuleID, Tensor, ModuleSequences | None], Tensor]
 """(module id, observations [R, …], their sequences where the module is recurrent) to values [R], without gradient."""
 
-MAX_SEQUENCE_ROWS = 32_768
-"""Padded rows of one forward pass of a recurrent module: bounds the memory."""
+VALUE_ROWS = 16_384
+"""Rows of one forward pass for values, padding included: bounds the memory."""
 
 
 def joint_values(
@@ -118,7 +118,7 @@ def _in_time(
     streams = batch.modules[module_id]
     n = len(streams.agents)
     sequences = dataclasses.replace(axis.sequences, present=axis.present(batch, module_id)).of_agents(
-        slice(0, n), torch.tensor(streams.state_in, device=device), memory, {}, MAX_SEQUENCE_ROWS
+        slice(0, n), torch.tensor(streams.state_in, device=device), memory, {}, VALUE_ROWS
     )
     index = torch.from_numpy(axis.obs_index(batch, n).ravel())
     values = torch.zeros(len(obs))

@@ -35,6 +35,7 @@ from thrust_rllib.entropy_guard import EntropyGuard
 from thrust_rllib.joint_batch import JointBatch
 from thrust_rllib.joint_losses import Coefficients, JointLosses, ModuleAxis
 from thrust_rllib.joint_rows import JointRows, joint_rows
+from thrust_rllib.joint_values import VALUE_ROWS
 from thrust_rllib.learner_checks import check_modules, check_sequences, check_team, prepare_couplings, rollouts_of
 from thrust_rllib.minibatch_losses import possibly_compiled_losses
 from thrust_rllib.minibatches import Units, joint_epochs, rows_per_epoch
@@ -289,7 +290,7 @@ class JointPPOLearner(TorchLearner):
         return [columns[JOINT_BATCH]]
 
     def _joint_rows(self, batches: Sequence[JointBatch]) -> JointRows:
-        self.memories = RecurrentModules.of(self.module).layouts
+        self.memories = RecurrentModules.of(self.module).layouts  # initial states may have come with other weights
         configs = {m: self.config.get_config_for_module(m) for m in batches[0].modules}
         return joint_rows(
             batches,
@@ -440,6 +441,3 @@ JOINT_STATE = "joint"
 
 VALUE_MOMENTS_DECAY = 0.95
 """Weight that one update leaves to the older value targets: about 20 updates are remembered."""
-
-VALUE_ROWS = 16_384
-"""Rows of one forward pass for values."""
