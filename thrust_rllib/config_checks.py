@@ -69,10 +69,10 @@ def check_settings(config: JointPPOConfig) -> None:
                 f"{config.learner_class.__name__} overrides {name}, which the joint update does not call: the losses "
                 "of all modules are computed together (thrust_rllib.joint_losses). Add a term by a CrossAgentLoss."
             )
-    if config.num_learners > 1:
+    if config.num_learners > 1 and config.torch_compile_learner:
         raise ValueError(
-            f"num_learners={config.num_learners}: this version trains with one learner. Set num_learners=0 (in this "
-            "process) or 1 (in its own)."
+            f"torch_compile_learner=True with num_learners={config.num_learners}: the learners speak to each other "
+            "between the networks and the losses, which are compiled as one. Set torch_compile_learner=False."
         )
     _check_numbers(config)
     _check_couplings(config)

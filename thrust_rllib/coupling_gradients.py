@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from thrust_rllib.joint_batch import ModuleID
+from thrust_rllib.ranks import ALONE, Ranks
 
 
 class CouplingGradients(NamedTuple):
@@ -39,7 +40,10 @@ class CouplingGradients(NamedTuple):
 
 
 def coupling_gradients(
-    objective: Tensor, terms: Sequence[Tensor], params: Mapping[ModuleID, Sequence[Tensor]]
+    objective: Tensor,
+    terms: Sequence[Tensor],
+    params: Mapping[ModuleID, Sequence[Tensor]],
+    ranks: Ranks = ALONE,
 ) -> CouplingGradients:
     """Compares the gradient of each weighted coupling with that of the PPO objective, module by module.
 
@@ -50,13 +54,14 @@ def coupling_gradients(
         objective: scalar, what the actors minimise without couplings, summed over modules.
         terms: scalars, coefficient · coupling; one without a graph has gradient 0.
         params: {module: its parameters}; none for a frozen module, whose numbers are 0.
+        ranks: the learners of whose gradients the sum is meant.
 
     Returns:
         Norms, ratios and cosines; a gradient that is not finite gives numbers that are not finite.
     """
     flat = [p for own in params.values() for p in own]
     sizes = [sum(p.numel() for p in own) for own in params.values()]
-    gradients = torch.stack([_gradient(scalar, flat, objective) for scalar in (objective, *terms)])
+    gradients = ranks.sum_(torch.stack([_gradient(scalar, flat, objective) for scalar in (objective, *terms)]))
     parts = gradients.split(sizes, dim=1)  # [1 + c, P] of each module
     norms = torch.stack([torch.linalg.vector_norm(part, dim=1) for part in parts], dim=1)
     products = torch.stack([part[1:] @ part[0] for part in parts], dim=1)

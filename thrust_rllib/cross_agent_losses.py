@@ -29,11 +29,14 @@ from thrust_rllib.joint_batch import AgentID
 class CrossAgentLoss(ABC):
     """A loss over several agents on the same joint minibatch of B rows.
 
-    Row b of every tensor is the same time step of the same environment. A frozen agent's tensors are detached.
+    Row b of every tensor is the same time step of the same environment. A frozen agent's tensors are detached. With
+    several learners each of them computes the loss of the whole minibatch: it must give the same number for the same
+    tensors, without randomness of its own.
 
     | class attribute  | meaning                                                                          |
     |------------------|----------------------------------------------------------------------------------|
-    | `needs_features` | checked when the learner is built: every module must give `encoder_features`     |
+    | `needs_features` | checked when the learner is built: every module must give `encoder_features`;    |
+    |                  | a loss that says False gets no features, which spares several learners the most  |
     | `min_agents`     | checked when the configuration is validated                                      |
     """
 
@@ -63,7 +66,7 @@ class CrossAgentLoss(ABC):
         """The loss, unweighted.
 
         Args:
-            features: {agent: [B, D]} the actor's features (`encoder_features`); empty if a module gives none.
+            features: {agent: [B, D]} the actor's features (`encoder_features`), of the modules that give some.
             logits: {agent: [B, A]} inputs of the action distribution, masked where actions are masked.
             actions: {agent: [B, …]} as sampled, categories from 0.
             present: {agent: [B] bool} whether the agent acted in that row (leave other rows out), or None where
@@ -72,6 +75,11 @@ class CrossAgentLoss(ABC):
         Returns:
             A scalar, or None for no term in this minibatch (reported as 0).
         """
+
+
+def reads_features(loss: CrossAgentLoss) -> bool:
+    """Whether features are handed to a coupling; a plain function says nothing, and gets them."""
+    return getattr(loss, "needs_features", True)
 
 
 class RedundancyPenalty(CrossAgentLoss):

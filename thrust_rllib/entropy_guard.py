@@ -39,6 +39,12 @@ class EntropyGuard:
             elif entropy is not None:
                 self.low_updates[module_id] = self.low_updates[module_id] + 1 if entropy < limit else 0
 
+    def for_modules(self, limits: Mapping[ModuleID, float | None]) -> EntropyGuard:
+        """A guard of these modules, with the counts that this one has of them."""
+        guard = EntropyGuard(limits, self._num_updates)
+        guard.low_updates |= {m: count for m, count in self.low_updates.items() if m in limits}
+        return guard
+
     def restore(self, low_updates: Mapping[ModuleID, int]) -> None:
         """Takes the counts of a checkpoint.
 

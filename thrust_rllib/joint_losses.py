@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from thrust_rllib import functional as F
-from thrust_rllib.cross_agent_losses import CrossAgentLoss
+from thrust_rllib.cross_agent_losses import CrossAgentLoss, reads_features
 from thrust_rllib.joint_batch import AgentID, ModuleID
 from thrust_rllib.joint_rows import JointRows
 from thrust_rllib.module_forward import forward_module
@@ -104,8 +104,8 @@ class Coefficients:
 class TeamOutputs:
     """What all modules say about one joint minibatch.
 
-    logp, entropy, values: [N, B]. features, logits, actions: {agent: [B, …]} for the couplings; features is empty
-    where a module gives none.
+    logp, entropy, values: [N, B]. features, logits: {agent: [B, …]} for the couplings; features is empty where a module
+    gives none.
     """
 
     logp: Tensor
@@ -113,7 +113,25 @@ class TeamOutputs:
     values: Tensor
     features: dict[AgentID, Tensor]
     logits: dict[AgentID, Tensor]
-    actions: dict[AgentID, Tensor]
+
+
+@dataclass(frozen=True)
+class Decisive:
+    """The numbers of a minibatch by which an update goes on, skips or stops: [m], [ ] and [m], without gradient."""
+
+    total: Tensor
+    coupling: Tensor
+    approx_kl: Tensor
+
+    def flat(self) -> Tensor:
+        """[2m + 1]."""
+        return torch.cat([self.total, self.coupling.view(1), self.approx_kl])
+
+    @classmethod
+    def of_flat(cls, numbers: Tensor) -> Decisive:
+        """Back from `flat`."""
+        m = len(numbers) // 2
+        return cls(numbers[:m], numbers[m], numbers[m + 1 :])
 
 
 @dataclass(frozen=True)
@@ -142,6 +160,11 @@ class JointLosses:
         """[ ] the sum over the weighted couplings."""
         return sum(self.weighted, start=self.actor.new_zeros(()))
 
+    @torch.no_grad()
+    def decisive(self) -> Decisive:
+        """What an update decides by."""
+        return Decisive(self.actor + self.critic, self.coupling, self.statistics[_APPROX_KL])
+
 
 STATISTICS = (
     "policy_loss",
@@ -153,6 +176,7 @@ STATISTICS = (
     "vf_explained_var",
 )
 """Rows of `JointLosses.statistics`. approx_kl is the k1 estimator mean(logp_old − logp), which can be negative."""
+_APPROX_KL = STATISTICS.index("approx_kl")
 
 
 def forward_team(module: Any, rows: JointRows, trained: Mapping[ModuleID, bool]) -> TeamOutputs:
@@ -166,7 +190,6 @@ def forward_team(module: Any, rows: JointRows, trained: Mapping[ModuleID, bool])
     classes, inputs, values = [], [], []
     features: dict[AgentID, Tensor] = {}
     logits: dict[AgentID, Tensor] = {}
-    actions: dict[AgentID, Tensor] = {}
     sequences = rows.module_sequences()
     for module_id, mine in rows.modules.items():
         shape = mine.obs.shape[:2]
@@ -180,7 +203,6 @@ def forward_team(module: Any, rows: JointRows, trained: Mapping[ModuleID, bool])
         classes.append(rl_module.get_train_action_dist_cls())
         inputs.append(own_logits)
         logits.update(zip(mine.agents, own_logits.view(*shape, -1), strict=True))
-        actions.update(zip(mine.agents, mine.actions, strict=True))
         if outputs.features is not None:
             features.update(zip(mine.agents, outputs.features.reshape(*shape, -1), strict=True))
     logp, entropy = [], []
@@ -189,7 +211,7 @@ def forward_team(module: Any, rows: JointRows, trained: Mapping[ModuleID, bool])
         distribution = classes[run.start].from_logits(torch.cat(inputs[run]))
         logp.append(distribution.logp(torch.cat(sampled[run])).view(-1, len(rows)))
         entropy.append(distribution.entropy().view(-1, len(rows)))
-    return TeamOutputs(torch.cat(logp), torch.cat(entropy), torch.cat(values), features, logits, actions)
+    return TeamOutputs(torch.cat(logp), torch.cat(entropy), torch.cat(values), features, logits)
 
 
 def compute_joint_losses(
@@ -212,7 +234,7 @@ def compute_joint_losses(
 
     Args:
         outputs: of `forward_team`.
-        rows: the same minibatch.
+        rows: the same minibatch; what networks read is not needed.
         axis: modules on the agent axis.
         coefficients: per module.
         standardize_advantages: "minibatch" and "team" act here, "rollout" and False do not.
@@ -260,12 +282,11 @@ def compute_joint_losses(
         )
 
     weighted, couplings = [], []
-    by_agent = None
-    if present is not None:
-        agents = [agent for module in rows.modules.values() for agent in module.agents]
-        by_agent = dict(zip(agents, present, strict=True))
+    agents = [agent for module in rows.modules.values() for agent in module.agents]
+    actions = dict(zip(agents, (own for module in rows.modules.values() for own in module.actions), strict=True))
+    by_agent = None if present is None else dict(zip(agents, present, strict=True))
     for name, loss in cross_agent_losses.items():
-        term = loss(outputs.features, outputs.logits, outputs.actions, by_agent)
+        term = loss(outputs.features if reads_features(loss) else {}, outputs.logits, actions, by_agent)
         if term is None or isinstance(term, (int, float)):
             term = policy.new_tensor(term or 0.0)
         if not isinstance(term, Tensor) or term.ndim:

@@ -16,6 +16,7 @@ from thrust_rllib.functional import RunningMoments, generalized_advantages, stan
 from thrust_rllib.joint_batch import AgentID, JointBatch, ModuleID, ModuleStreams
 from thrust_rllib.joint_values import ValuesOf, joint_values
 from thrust_rllib.minibatches import Units
+from thrust_rllib.ranks import ALONE, Ranks
 from thrust_rllib.rl_modules.memory import MemoryLayout
 from thrust_rllib.sequences import ModuleSequences, RowSequences, SequenceLayout, row_sequences
 
@@ -48,6 +49,11 @@ class ModuleRows:
             self.memory,
             self.state_in,
         )
+
+    def without_inputs(self) -> ModuleRows:
+        """The same rows without what the network reads: observations of no width, no mask, no memory."""
+        nothing = self.obs.new_empty(*self.obs.shape[:2], 0)
+        return ModuleRows(self.agents, nothing, self.actions, None, self.origin)
 
 
 @dataclass(frozen=True)
@@ -95,6 +101,11 @@ class JointRows:
     def __len__(self) -> int:
         return self.present.shape[1]
 
+    def without_inputs(self) -> JointRows:
+        """The same rows with what losses read, and without what networks read."""
+        modules = {module_id: module.without_inputs() for module_id, module in self.modules.items()}
+        return JointRows(modules, self.columns, self.present)
+
     def units(self) -> Units:
         """What minibatches are made of: rows, or whole training sequences."""
         return Units.single_rows(len(self)) if self.sequences is None else self.sequences.units()
@@ -137,6 +148,7 @@ def joint_rows(
     bootstrap: bool,
     standardize_rollout: bool,
     device: torch.device | str,
+    ranks: Ranks = ALONE,
 ) -> JointRows:
     """Turns batches into joint rows.
 
@@ -160,13 +172,14 @@ def joint_rows(
         bootstrap: False takes the value after a truncated or last row as 0 (the seed).
         standardize_rollout: step 5.
         device: of the result.
+        ranks: the learners that have these batches; they share step 1, and do the rest alike.
 
     Raises:
         ValueError: no batch, batches of different teams, values that are not finite, or a batch that does not say where
             sequences begin and with which states.
     """
     modules = _check_same_team(batches)
-    values = joint_values(batches, values_of, memories, device)
+    values = joint_values(batches, values_of, memories, device, ranks)
     sizes = [len(modules[m]) for m in modules]
 
     def per_agent(numbers: Sequence[float]) -> Tensor:

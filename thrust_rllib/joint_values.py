@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from thrust_rllib.joint_batch import JointBatch, ModuleID
+from thrust_rllib.ranks import ALONE, Ranks
 from thrust_rllib.rl_modules.memory import MemoryLayout
 from thrust_rllib.sequences import ModuleSequences, TimeAxis
 
@@ -28,16 +29,19 @@ def joint_values(
     values_of: ValuesOf,
     memories: Mapping[ModuleID, MemoryLayout],
     device: torch.device | str,
+    ranks: Ranks = ALONE,
 ) -> dict[ModuleID, list[tuple[Tensor, Tensor]]]:
     """{module: [(values [T, n, E], values of what follows each row [T, n, E]) of each batch]}.
 
-    What follows is 0 where nothing needs it.
+    What follows is 0 where nothing needs it. Several learners share the work: rows of a feed-forward module, whole
+    batches of a recurrent one. Their parts are summed.
 
     Args:
         batches: of one team.
         values_of: one forward pass of a module's critic.
         memories: {module: what its state is} of the recurrent modules.
         device: of the modules.
+        ranks: the learners that have these batches.
 
     Raises:
         ValueError: values that are not finite, or a batch that does not say where the sequences of a recurrent module
@@ -46,7 +50,17 @@ def joint_values(
     for batch in batches:
         _check_states(batch, memories)
     axes = [TimeAxis.of(batch) for batch in batches] if memories else []
-    return {m: _of_module(batches, axes, m, values_of, memories.get(m), device) for m in batches[0].modules}
+    parts = {}
+    for index, module_id in enumerate(batches[0].modules):
+        if (memory := memories.get(module_id)) is None:
+            parts[module_id] = _of_rows(batches, module_id, values_of, ranks)
+        else:
+            mine = [(index * len(batches) + k) % ranks.size == ranks.rank for k in range(len(batches))]
+            parts[module_id] = _of_sequences(batches, axes, mine, module_id, values_of, memory, device)
+    if ranks.size > 1:
+        sizes = [len(values) for values in parts.values()]
+        parts = dict(zip(parts, ranks.sum_(torch.cat(list(parts.values()))).split(sizes), strict=True))
+    return {module_id: _in_place(batches, module_id, values) for module_id, values in parts.items()}
 
 
 def _check_states(batch: JointBatch, memories: Mapping[ModuleID, MemoryLayout]) -> None:
@@ -64,34 +78,58 @@ def _check_states(batch: JointBatch, memories: Mapping[ModuleID, MemoryLayout]) 
             )
 
 
-def _of_module(
+def _observations(batches: Sequence[JointBatch], module_id: ModuleID) -> list[np.ndarray]:
+    """Observations [T·n·E, …] of each batch, then of each what follows its bootstrap rows [n·K, …]."""
+    streams = [batch.modules[module_id] for batch in batches]
+    return [x.reshape(-1, *x.shape[3:]) for x in (s.obs for s in streams)] + [
+        s.bootstrap_obs.reshape(-1, *s.obs.shape[3:]) for s in streams
+    ]
+
+
+def _of_rows(batches: Sequence[JointBatch], module_id: ModuleID, values_of: ValuesOf, ranks: Ranks) -> Tensor:
+    """Values of all observations of a feed-forward module, in their order; 0 for those of other learners."""
+    obs = torch.from_numpy(np.concatenate(_observations(batches, module_id)))
+    if ranks.size == 1:
+        return values_of(module_id, obs, None).float().cpu()
+    values = torch.zeros(len(obs))
+    mine = ranks.part(len(obs))
+    if mine.stop > mine.start:
+        values[mine] = values_of(module_id, obs[mine], None).float().cpu()
+    return values
+
+
+def _of_sequences(
     batches: Sequence[JointBatch],
     axes: Sequence[TimeAxis],
+    mine: Sequence[bool],
     module_id: ModuleID,
     values_of: ValuesOf,
-    memory: MemoryLayout | None,
+    memory: MemoryLayout,
     device: torch.device | str,
-) -> list[tuple[Tensor, Tensor]]:
+) -> Tensor:
+    """Values of all observations of a recurrent module, in their order; 0 in the batches that are not `mine`."""
+    flat = _observations(batches, module_id)
+    own, after = [], []
+    for batch, axis, is_mine, x, y in zip(batches, axes, mine, flat, flat[len(batches) :], strict=False):
+        values = torch.zeros(len(x) + len(y))
+        if is_mine:
+            values = _in_time(batch, axis, module_id, np.concatenate([x, y]), values_of, memory, device)
+        own.append(values[: len(x)])
+        after.append(values[len(x) :])
+    return torch.cat([*own, *after])
+
+
+def _in_place(batches: Sequence[JointBatch], module_id: ModuleID, values: Tensor) -> list[tuple[Tensor, Tensor]]:
     """Per batch: values [T, n, E] of its observations, and [T, n, E] of what follows (0 where nothing is needed)."""
+    if not torch.isfinite(values).all():
+        raise ValueError(
+            f"module {module_id!r} gives values that are not finite ({int((~torch.isfinite(values)).sum())} of "
+            f"{values.numel()}); its weights or its observations have diverged. Lower lr or critic_lr, or normalise "
+            "the observations with .env_runners(normalize_observations=True)."
+        )
     streams = [batch.modules[module_id] for batch in batches]
-    flat = [s.obs.reshape(-1, *s.obs.shape[3:]) for s in streams]
-    flat += [s.bootstrap_obs.reshape(-1, *s.obs.shape[3:]) for s in streams]
-    if memory is None:
-        values = values_of(module_id, torch.from_numpy(np.concatenate(flat)), None).float().cpu()
-        chunks: Sequence[Tensor] = values.split([len(f) for f in flat])
-    else:
-        found = [
-            _in_time(batch, axis, module_id, np.concatenate([own, after]), values_of, memory, device)
-            for batch, axis, own, after in zip(batches, axes, flat, flat[len(streams) :], strict=False)
-        ]
-        chunks = [own for own, _ in found] + [after for _, after in found]
-    for chunk in chunks:
-        if not torch.isfinite(chunk).all():
-            raise ValueError(
-                f"module {module_id!r} gives values that are not finite ({int((~torch.isfinite(chunk)).sum())} of "
-                f"{chunk.numel()}); its weights or its observations have diverged. Lower lr or critic_lr, or normalise "
-                "the observations with .env_runners(normalize_observations=True)."
-            )
+    following_rows = [len(s.agents) * len(batch.bootstrap_rows) for batch, s in zip(batches, streams, strict=True)]
+    chunks = values.split([s.rewards.size for s in streams] + following_rows)
     result = []
     for batch, s, own, after in zip(batches, streams, chunks, chunks[len(streams) :], strict=False):
         steps, n, envs = s.rewards.shape
@@ -110,11 +148,8 @@ def _in_time(
     values_of: ValuesOf,
     memory: MemoryLayout,
     device: torch.device | str,
-) -> tuple[Tensor, Tensor]:
-    """Values of a recurrent module's observations [T, n, E] and of what follows [n, K], both flattened.
-
-    `obs` are these, behind each other.
-    """
+) -> Tensor:
+    """Values of a recurrent module's observations [T, n, E] and of what follows [n, K], behind each other as `obs`."""
     streams = batch.modules[module_id]
     n = len(streams.agents)
     sequences = dataclasses.replace(axis.sequences, present=axis.present(batch, module_id)).of_agents(
@@ -123,5 +158,4 @@ def _in_time(
     index = torch.from_numpy(axis.obs_index(batch, n).ravel())
     values = torch.zeros(len(obs))
     values[index] = values_of(module_id, torch.from_numpy(obs).index_select(0, index), sequences).float().cpu()
-    own, following = values.split([streams.rewards.size, n * len(batch.bootstrap_rows)])
-    return own, following
+    return values

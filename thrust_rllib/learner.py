@@ -19,6 +19,7 @@ from ray.rllib.core.learner.learner import Learner
 from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 from ray.rllib.core.learner.training_data import TrainingData
 from ray.rllib.core.rl_module.apis import ValueFunctionAPI
+from ray.rllib.core.rl_module.multi_rl_module import MultiRLModuleSpec
 from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 from ray.rllib.utils.annotations import override
 from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME
@@ -32,18 +33,23 @@ from thrust_rllib.audit import Audit
 from thrust_rllib.connectors.episodes_to_joint_batch import JOINT_BATCH
 from thrust_rllib.coupling_gradients import CouplingGradients, coupling_gradients
 from thrust_rllib.entropy_guard import EntropyGuard
+from thrust_rllib.gradient_sum import sum_gradients
 from thrust_rllib.joint_batch import JointBatch
-from thrust_rllib.joint_losses import Coefficients, JointLosses, ModuleAxis
+from thrust_rllib.joint_losses import Coefficients, Decisive, JointLosses, ModuleAxis
 from thrust_rllib.joint_rows import JointRows, joint_rows
 from thrust_rllib.joint_values import VALUE_ROWS
 from thrust_rllib.learner_checks import check_modules, check_sequences, check_team, prepare_couplings, rollouts_of
+from thrust_rllib.learners_alike import finish_alike, start_alike
 from thrust_rllib.minibatch_losses import possibly_compiled_losses
 from thrust_rllib.minibatches import Units, joint_epochs, rows_per_epoch
 from thrust_rllib.module_forward import module_values
 from thrust_rllib.optimizer_pass import OptimizerPass
+from thrust_rllib.ranks import Ranks
 from thrust_rllib.rl_modules.memory import RecurrentModules
 from thrust_rllib.sequences import ModuleSequences
+from thrust_rllib.shared_minibatch import MinibatchShares
 from thrust_rllib.target_kl import KLStops
+from thrust_rllib.teams import AgentToModule
 
 logger = logging.getLogger(__name__)
 
@@ -65,20 +71,10 @@ class JointPPOLearner(TorchLearner):
     def build(self) -> None:
         super().build()
         config = self.config
-        self._entropy_schedules = {
-            m: self._schedule(config.get_config_for_module(m).entropy_coeff) for m in self._module_ids()
-        }
+        self.ranks = self.make_ranks()
         self._coupling_schedules = {
             name: self._schedule(config.cross_agent_coeffs.get(name, 1.0)) for name in sorted(config.cross_agent_losses)
         }
-        self._value_normalizers = {
-            m: F.RunningMoments(decay=VALUE_MOMENTS_DECAY)
-            for m in self._module_ids()
-            if config.get_config_for_module(m).value_normalization
-        }
-        self._entropy_guard = EntropyGuard(
-            {m: config.get_config_for_module(m).min_entropy for m in self._module_ids()}, config.min_entropy_updates
-        )
         # The only source of randomness of an update: the order of the joint rows.
         self._generator = torch.Generator()
         if config.seed is None:
@@ -90,12 +86,35 @@ class JointPPOLearner(TorchLearner):
         self._losses = possibly_compiled_losses(config)
         # {coupling: {module: {norm, norm_ratio, cosine}}} of the last update that looked at them.
         self._coupling_gradients: dict[str, dict[ModuleID, dict[str, float]]] = {}
-        modules = {m: self.module[m].unwrapped() for m in self._module_ids()}
+        self._entropy_schedules: dict[ModuleID, Scheduler] = {}
+        self._value_normalizers: dict[ModuleID, F.RunningMoments] = {}
+        self._entropy_guard = EntropyGuard({}, config.min_entropy_updates)
+        self._take_in_modules()
+
+    def make_ranks(self) -> Ranks:
+        """The learners that train together."""
+        return Ranks.of(self.config, self._device)
+
+    def _take_in_modules(self) -> None:
+        """Gives every module what the learner keeps for it, and all learners the same modules to begin with."""
+        config, ids = self.config, self._module_ids()
+        modules = {m: self.module[m].unwrapped() for m in ids}
         check_modules(modules, config.cross_agent_losses, self._device)
         recurrent = RecurrentModules.of(modules)
         check_sequences(recurrent, config)
         self.memories = recurrent.layouts
         prepare_couplings(config.cross_agent_losses, modules, config.policy_mapping_fn)
+        own = {m: config.get_config_for_module(m) for m in ids}
+        self._entropy_schedules = {
+            m: self._entropy_schedules.get(m) or self._schedule(own[m].entropy_coeff) for m in ids
+        }
+        self._value_normalizers = {
+            m: self._value_normalizers.get(m) or F.RunningMoments(decay=VALUE_MOMENTS_DECAY)
+            for m in ids
+            if own[m].value_normalization
+        }
+        self._entropy_guard = self._entropy_guard.for_modules({m: own[m].min_entropy for m in ids})
+        start_alike(modules, self._generator, self.ranks)
 
     def _module_ids(self) -> list[ModuleID]:
         return sorted(self.module.keys())
@@ -137,6 +156,44 @@ class JointPPOLearner(TorchLearner):
                 lr_or_lr_schedule=rate,
             )
 
+    @override(TorchLearner)
+    def _make_modules_ddp_if_necessary(self) -> None:
+        """Nothing: torch's wrapper reduces each module's gradients alone, in the order in which a graph gives them."""
+
+    @property
+    @override(TorchLearner)
+    def distributed(self) -> bool:
+        """False: RLlib would wrap a module added later, too."""
+        return False
+
+    @override(TorchLearner)
+    def add_module(self, **kwargs: Any) -> MultiRLModuleSpec:
+        """Adds a module, as RLlib does; with several learners all start with the first one's parameters.
+
+        Raises:
+            ValueError: the module cannot be trained here; it is not there then.
+        """
+        spec = super().add_module(**kwargs)
+        try:
+            self._take_in_modules()
+        except ValueError:
+            self.remove_module(kwargs["module_id"])
+            raise
+        return spec
+
+    @override(TorchLearner)
+    def remove_module(self, module_id: ModuleID, **kwargs: Any) -> MultiRLModuleSpec:
+        """Removes a module with everything that the learner keeps for it, as RLlib does."""
+        spec = super().remove_module(module_id, **kwargs)
+        self.config._per_module_overrides.pop(module_id, None)  # where RLlib would find them for another of that name
+        self._take_in_modules()
+        return spec
+
+    def set_agent_to_module(self, mapping: AgentToModule) -> None:
+        """Takes over who plays whom: the next rollouts have these agents and modules."""
+        self.config.policy_mapping_fn = mapping
+        self._take_in_modules()
+
     # --- the update -----------------------------------------------------------------------------------------------
 
     @override(Learner)
@@ -168,7 +225,7 @@ class JointPPOLearner(TorchLearner):
             training_data: rollouts or references to them, as RLlib's `LearnerGroup` hands them over.
             timesteps: holds the lifetime count of sampled steps, which drives the schedules.
             num_epochs: passes over the batch.
-            minibatch_size: joint rows per gradient step; None takes all.
+            minibatch_size: joint rows per gradient step, for each of the learners; None takes all.
             shuffle_batch_per_epoch: a new order in each epoch.
             **kwargs: for RLlib's other callers.
 
@@ -188,6 +245,8 @@ class JointPPOLearner(TorchLearner):
         self._set_schedules(timesteps.get(NUM_ENV_STEPS_SAMPLED_LIFETIME, 0) - sampled)
         self._weights_seq_no += 1
 
+        if minibatch_size is not None:
+            minibatch_size *= self.ranks.size
         rows = self._joint_rows(batches)
         units = rows.units()
         self._tell_minibatches_once(units, minibatch_size)
@@ -202,6 +261,7 @@ class JointPPOLearner(TorchLearner):
         couplings = {name: self.config.cross_agent_losses[name] for name in coupling_coeffs}
         frozen = torch.tensor([not t for t in trained.values()], device=self._device)
         passes = self._passes(trained)
+        shares = MinibatchShares(rows, self.ranks)
         all_present = bool(rows.present.all())
         # [m, M] on the host: which modules have a row in a minibatch is asked without waiting for the device.
         has_rows = None if all_present else axis.any(rows.present).cpu()
@@ -232,13 +292,14 @@ class JointPPOLearner(TorchLearner):
             for indices in epoch:
                 if stops.all_stopped:
                     break
-                minibatch = rows.select(indices)
+                minibatch = shares.select(indices)
                 if audit is not None:
-                    audit.check(minibatch, indices)
+                    audit.check(minibatch.whole, indices)
                 losses = self._losses(
                     self.module,
                     minibatch,
                     trained,
+                    ranks=self.ranks,
                     axis=axis,
                     coefficients=coefficients,
                     standardize_advantages=self.config.standardize_advantages,
@@ -248,19 +309,21 @@ class JointPPOLearner(TorchLearner):
                 )
                 objectives = self._objectives(losses)
                 if look_at_couplings and totals.num_minibatches == 0:
-                    pulls = coupling_gradients(objectives[0], losses.weighted, passes[0].params())
+                    pulls = coupling_gradients(objectives[0], losses.weighted, passes[0].params(), self.ranks)
                 objectives[0] = objectives[0] + losses.coupling
                 steps = stops.stepping(None if has_rows is None else has_rows[:, indices].any(1).tolist())
                 for optimizer_pass, objective in zip(passes, objectives, strict=True):
                     optimizer_pass.compute_gradients(objective, optimizer_pass is not passes[-1], steps)
+                found = Decisive.of_flat(sum_gradients(passes, losses.decisive().flat(), self.ranks))
                 norms = torch.stack([optimizer_pass.clip() for optimizer_pass in passes])
-                finite = metrics.finite_parts(losses, norms, frozen | stops.stopped)
+                finite = metrics.finite_parts(found, norms, frozen | stops.stopped)
                 everything_finite = finite.all()
                 for optimizer_pass in passes:
                     optimizer_pass.step(everything_finite)
-                totals.add(losses, objectives[0], norms, finite, everything_finite, len(minibatch), stops.stopped)
-                stops.observe(losses, everything_finite)
+                totals.add(losses, objectives[0], norms, finite, everything_finite, len(indices), stops.stopped)
+                stops.observe(found.approx_kl, losses.counts, everything_finite)
 
+        finish_alike({m: self.module[m].unwrapped() for m in self._module_ids()}, self.ranks, self.config.audit)
         if pulls is not None:
             self._coupling_gradients = pulls.by_name(list(couplings), list(rows.modules))
         self._log_update(totals, coupling_coeffs, trained, stops.num_stops)
@@ -302,6 +365,7 @@ class JointPPOLearner(TorchLearner):
             bootstrap=self.config.gae_bootstrap == "value",
             standardize_rollout=self.config.standardize_advantages == "rollout",
             device=self._device,
+            ranks=self.ranks,
         )
 
     @torch.no_grad()
@@ -388,6 +452,7 @@ class JointPPOLearner(TorchLearner):
             coupling_gradients=self._coupling_gradients,
             num_kl_stops=num_kl_stops,
             low_entropy_updates=self._entropy_guard.low_updates,
+            traffic=self.ranks.take_traffic(),
         )
 
     def copy_module(self, source: ModuleID, target: ModuleID) -> None:

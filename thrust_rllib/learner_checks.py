@@ -99,11 +99,14 @@ def check_sequences(recurrent: RecurrentModules, config: Any) -> None:
         )
     if length is None:
         length, source = rollout, "a whole rollout of each environment, since max_seq_len is None"
-    if config.minibatch_size is not None and config.minibatch_size < length:
+    learners = max(config.num_learners, 1)
+    if config.minibatch_size is not None and config.minibatch_size * learners < length:
+        needed, most = -(-length // learners), config.minibatch_size * learners
+        together = "" if learners == 1 else f" (times num_learners={learners})"
         raise ValueError(
-            f"minibatch_size={config.minibatch_size} is smaller than one training sequence of {length} steps "
-            f"({source}) {advice}. Raise minibatch_size to {length} or more, set max_seq_len to at most "
-            f"{config.minibatch_size} in the model_config, or take more environments."
+            f"minibatch_size={config.minibatch_size}{together} is smaller than one training sequence of {length} steps "
+            f"({source}) {advice}. Raise minibatch_size to {needed} or more, set max_seq_len to at most {most} in the "
+            "model_config, or take more environments."
         )
 
 

@@ -1,4 +1,4 @@
-"""The learner group: hands rollouts to the learner, by reference where runners are remote."""
+"""The learner group: hands rollouts to the learners, by reference where runners are remote."""
 
 from __future__ import annotations
 
@@ -6,18 +6,26 @@ from collections.abc import Sequence
 from typing import Any
 
 import ray
+from ray.exceptions import RayActorError, RayError
 from ray.rllib.core.learner.learner_group import LearnerGroup
 from ray.rllib.core.learner.training_data import TrainingData
+from ray.rllib.utils.annotations import override
 
 from thrust_rllib.joint_batch import JointBatch
 
+GRACE_S = 10.0
+"""How long the others may answer once a learner has failed: those that wait for it will never."""
+
 
 class JointLearnerGroup(LearnerGroup):
-    """One learner, in this process (`num_learners=0`) or in another (`num_learners=1`).
+    """Learners that update one team together: in this process (`num_learners=0`), or so many in others.
 
-    RLlib's group splits episodes between learners by length, which would tear joint rows apart; this one sends whole
-    rollouts.
+    RLlib's group splits episodes between learners by length, which would tear joint rows apart; this one sends every
+    rollout to all of them, and each runs the networks on its slice of every joint minibatch (`shared_minibatch`). L
+    learners give the parameters of one learner, to float tolerance, which trains with L times `minibatch_size`.
     """
+
+    _failure: str | None = None
 
     def update_from_rollouts(
         self, rollouts: Sequence[list[JointBatch] | ray.ObjectRef], timesteps: dict[str, Any], **kwargs: Any
@@ -27,10 +35,15 @@ class JointLearnerGroup(LearnerGroup):
         Args:
             rollouts: of each runner a list of batches, or a Ray reference to one.
             timesteps: lifetime counts for the schedules.
-            **kwargs: `num_epochs`, `minibatch_size`, `shuffle_batch_per_epoch`.
+            **kwargs: `num_epochs`, `minibatch_size` (of each learner), `shuffle_batch_per_epoch`.
 
         Returns:
-            Each learner's results, as `LearnerGroup.update` returns them.
+            The results of the first learner, as `LearnerGroup.update` returns them. They are those of the whole update:
+            the other learners compute the same.
+
+        Raises:
+            ValueError: batches mixed with references, or what the learners refuse.
+            RuntimeError: a learner failed while others waited for it, now or before; the group is of no use then.
         """
         references = [r for r in rollouts if isinstance(r, ray.ObjectRef)]
         if references and len(references) != len(rollouts):
@@ -41,13 +54,48 @@ class JointLearnerGroup(LearnerGroup):
             else:
                 data = TrainingData(episodes=[batch for part in rollouts for batch in part])
             return [self._learner.update(training_data=data, timesteps=timesteps, **kwargs)]
+        if self._failure is not None:
+            raise RuntimeError(self._failure)
         if not references:
             references = [ray.put(list(part)) for part in rollouts]
-        results = self._worker_manager.foreach_actor(
-            "update",
-            kwargs=[
-                {"training_data": TrainingData(episodes_refs=references), "timesteps": timesteps, **kwargs}
-                for _ in self._workers
-            ],
+        data = TrainingData(episodes_refs=references)
+        return self._first_result(
+            [worker.update.remote(training_data=data, timesteps=timesteps, **kwargs) for worker in self._workers]
         )
-        return self._get_results(results)
+
+    def _first_result(self, calls: list[ray.ObjectRef]) -> list[dict[str, Any]]:
+        """Waits for all learners, but not for those that wait for one that failed."""
+        learner_of = {call: k for k, call in enumerate(calls)}
+        errors: dict[int, RayError] = {}
+        waiting = list(calls)
+        while waiting:
+            done, waiting = ray.wait(waiting, timeout=GRACE_S if errors else None)
+            if not done:
+                break
+            for call in done:
+                try:
+                    ray.get(call)
+                except RayError as error:
+                    errors[learner_of[call]] = error
+        if not errors:
+            return [ray.get(calls[0])]
+        dead = {k: error for k, error in errors.items() if isinstance(error, RayActorError)}
+        first, cause = next(iter((dead or errors).items()))
+        if len(errors) == len(calls) and not dead:
+            raise cause  # all alike, as for rollouts that they refuse: the next ones may be better
+        self._failure = (
+            f"learner {first} of {len(calls)} failed, and the others waited for it; the learner group has ended. Build "
+            f"the algorithm anew, from its last checkpoint. What happened:\n{cause}"
+        )
+        for worker in self._workers:
+            ray.kill(worker)
+        raise RuntimeError(self._failure) from cause
+
+    @override(LearnerGroup)
+    def shutdown(self) -> None:
+        if self._failure is None:
+            super().shutdown()
+            return
+        # RLlib would ask learners that are gone to leave the process group.
+        self._backend_executor.shutdown(graceful_termination=False)
+        self._is_shut_down = True

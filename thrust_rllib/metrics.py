@@ -20,7 +20,8 @@ from torch import Tensor
 
 from thrust_rllib.functional import RunningMoments
 from thrust_rllib.joint_batch import ModuleID
-from thrust_rllib.joint_losses import STATISTICS, JointLosses
+from thrust_rllib.joint_losses import STATISTICS, Decisive, JointLosses
+from thrust_rllib.ranks import Traffic
 
 TOTAL_LOSS = "total_loss"
 NUM_MINIBATCH_STEPS = "num_minibatch_steps"
@@ -31,21 +32,24 @@ GRADIENT_NORMS = ("gradients_default_optimizer_global_norm", "gradients_critic_o
 COUPLING_GRADIENT = "coupling_gradient"
 NUM_KL_STOPS = "num_kl_stops"
 LOW_ENTROPY_UPDATES = "low_entropy_updates"
+NUM_COLLECTIVES = "num_collectives"
+COLLECTIVE_BYTES = "collective_bytes"
+COLLECTIVE_SECONDS = "collective_seconds"
 
 
-def finite_parts(losses: JointLosses, norms: Tensor, frozen: Tensor) -> Tensor:
+def finite_parts(found: Decisive, norms: Tensor, frozen: Tensor) -> Tensor:
     """What was finite in a minibatch, bool [m + 1]: each module, and last the couplings.
 
     A number that is not finite spreads through a coupling to everybody's gradients. Only the source is marked: modules
     whose own loss is not finite; else the couplings; else modules whose gradient is not.
 
     Args:
-        losses: of the minibatch.
+        found: of the minibatch.
         norms: [passes, m] global gradient norms.
         frozen: bool [m]; the loss of a module that takes no step stops nobody, unless it reaches a coupling.
     """
-    coupling = ~torch.isfinite(losses.coupling)
-    loss = ~torch.isfinite(losses.actor + losses.critic) & (~frozen | coupling)
+    coupling = ~torch.isfinite(found.coupling)
+    loss = ~torch.isfinite(found.total) & (~frozen | coupling)
     gradient = ~torch.isfinite(norms).all(0)
     coupling = coupling & ~loss.any()
     gradient = gradient & ~loss.any() & ~coupling
@@ -157,13 +161,15 @@ def log_update(
     coupling_gradients: Mapping[str, Mapping[ModuleID, Mapping[str, float]]],
     num_kl_stops: Mapping[ModuleID, int],
     low_entropy_updates: Mapping[ModuleID, int],
+    traffic: Traffic | None,
 ) -> None:
     """Writes an update into RLlib's `MetricsLogger`, under RLlib's names where it has one.
 
     Per module: the statistics, `total_loss`, the gradient norms before clipping, counts, and for each coupling
     `coupling_gradient/<name>` as `coupling_gradients` has it. Under `ALL_MODULES`:
     `total_loss` (with `critic_lr`: the actors' sum plus the couplings), `num_minibatch_steps`,
-    `cross_agent_loss/<name>` before its coefficient, `cross_agent_loss/total` after it, `cross_agent_coeff/<name>`.
+    `cross_agent_loss/<name>` before its coefficient, `cross_agent_loss/total` after it, `cross_agent_coeff/<name>`;
+    with several learners `num_collectives`, `collective_bytes`, `collective_seconds`, as the first of them counts.
     """
     taken = summary.num_minibatches - summary.num_non_finite
     for module_id, values in summary.modules.items():
@@ -196,6 +202,12 @@ def log_update(
     if taken:
         shared[TOTAL_LOSS] = summary.total_loss
         shared[CROSS_AGENT_LOSS] = {**summary.couplings, "total": summary.coupling_total}
+    if traffic is not None:
+        shared |= {
+            NUM_COLLECTIVES: traffic.calls,
+            COLLECTIVE_BYTES: traffic.bytes,
+            COLLECTIVE_SECONDS: traffic.seconds,
+        }
     if coupling_coeffs:
         shared[CROSS_AGENT_COEFF] = dict(coupling_coeffs)
     logger.log_dict(shared, key=ALL_MODULES, window=1)

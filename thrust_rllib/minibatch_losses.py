@@ -7,18 +7,28 @@ from typing import Any
 
 import torch
 
+from thrust_rllib.cross_agent_losses import CrossAgentLoss
 from thrust_rllib.joint_batch import ModuleID
 from thrust_rllib.joint_losses import JointLosses, compute_joint_losses, forward_team
-from thrust_rllib.joint_rows import JointRows
+from thrust_rllib.ranks import Ranks
+from thrust_rllib.shared_minibatch import SharedMinibatch, outputs_of_all
 
 MinibatchLosses = Callable[..., JointLosses]
 
 
 def minibatch_losses(
-    module: Any, minibatch: JointRows, trained: Mapping[ModuleID, bool], **settings: Any
+    module: Any,
+    minibatch: SharedMinibatch,
+    trained: Mapping[ModuleID, bool],
+    *,
+    ranks: Ranks,
+    cross_agent_losses: Mapping[str, CrossAgentLoss],
+    **settings: Any,
 ) -> JointLosses:
-    """`compute_joint_losses` of what `forward_team` says about the minibatch."""
-    return compute_joint_losses(forward_team(module, minibatch, trained), minibatch, **settings)
+    """`compute_joint_losses` of the whole minibatch, of which `forward_team` runs on this learner's rows."""
+    own = forward_team(module, minibatch.own, trained)
+    outputs = outputs_of_all(own, minibatch.sizes, ranks, cross_agent_losses.values())
+    return compute_joint_losses(outputs, minibatch.whole, cross_agent_losses=cross_agent_losses, **settings)
 
 
 def possibly_compiled_losses(config: Any) -> MinibatchLosses:

@@ -33,13 +33,14 @@ class OptimizerPass:
         grad_clip_by: str,
         device: torch.device | str,
     ) -> None:
-        self._params: list[Tensor] = []
+        self.all_params: list[Tensor] = []
+        """Of all trained modules, one behind the other."""
         modules: list[int] = []
         self._slices: dict[ModuleID, slice] = {}
         for index, (module_id, optimizer) in enumerate(optimizers.items()):
             mine = [p for group in optimizer.param_groups for p in group["params"]] if trained[module_id] else []
-            self._slices[module_id] = slice(len(self._params), len(self._params) + len(mine))
-            self._params += mine
+            self._slices[module_id] = slice(len(self.all_params), len(self.all_params) + len(mine))
+            self.all_params += mine
             modules += [index] * len(mine)
         self._module_of = torch.tensor(modules, dtype=torch.long, device=device)
         self._clip_by = grad_clip_by
@@ -49,7 +50,8 @@ class OptimizerPass:
         ]
         self._max_norms = torch.tensor(norms, dtype=torch.float32, device=device)
         self._steps = _steps(optimizers, self._slices)
-        self._grads: list[Tensor | None] = []
+        self.all_grads: list[Tensor | None] = []
+        """Of `all_params`, since `compute_gradients`."""
 
     def compute_gradients(
         self, objective: Tensor, retain_graph: bool, steps: Mapping[ModuleID, bool] | None = None
@@ -62,28 +64,28 @@ class OptimizerPass:
             steps: {module: whether it takes a step}, or None where all do. One that does not (it has no row in this
                 minibatch, or rests) has no gradients: gradients of 0 would let Adam move it by its momentum.
         """
-        if self._params and objective.requires_grad:
-            self._grads = list(
-                torch.autograd.grad(objective, self._params, retain_graph=retain_graph, allow_unused=True)
+        if self.all_params and objective.requires_grad:
+            self.all_grads = list(
+                torch.autograd.grad(objective, self.all_params, retain_graph=retain_graph, allow_unused=True)
             )
         else:
-            self._grads = [None] * len(self._params)
+            self.all_grads = [None] * len(self.all_params)
         if steps is not None:
             for module_id, mine in self._slices.items():
                 if not steps[module_id]:
-                    self._grads[mine] = [None] * (mine.stop - mine.start)
+                    self.all_grads[mine] = [None] * (mine.stop - mine.start)
 
     def params(self) -> dict[ModuleID, list[Tensor]]:
         """Each module's parameters; none of a frozen module."""
-        return {module_id: self._params[mine] for module_id, mine in self._slices.items()}
+        return {module_id: self.all_params[mine] for module_id, mine in self._slices.items()}
 
     def gradients(self) -> dict[ModuleID, list[Tensor | None]]:
         """Of each module's parameters; none of a frozen module."""
-        return {module_id: self._grads[mine] for module_id, mine in self._slices.items()}
+        return {module_id: self.all_grads[mine] for module_id, mine in self._slices.items()}
 
     def clip(self) -> Tensor:
         """Clips each module's gradients on their own; returns their global norms before that, [m] (0 if frozen)."""
-        norms = F.clip_by_global_norms_(self._grads, self._module_of, self._max_norms)
+        norms = F.clip_by_global_norms_(self.all_grads, self._module_of, self._max_norms)
         if self._clip_by != "global_norm":
             clip = F.clip_by_value_ if self._clip_by == "value" else F.clip_by_norm_
             for module_id, grads in self.gradients().items():
@@ -95,7 +97,7 @@ class OptimizerPass:
         """Steps the optimizer of every module that has gradients, unless `finite` (a bool scalar) is false."""
         skip = (~finite).float()
         for step in self._steps:
-            step(self._grads, skip)
+            step(self.all_grads, skip)
 
 
 class _AdamStep:

@@ -9,9 +9,6 @@ import torch
 from torch import Tensor
 
 from thrust_rllib.joint_batch import ModuleID
-from thrust_rllib.joint_losses import STATISTICS, JointLosses
-
-_APPROX_KL = STATISTICS.index("approx_kl")
 
 
 class KLStops:
@@ -70,16 +67,17 @@ class KLStops:
             has_rows = [True] * len(self._module_ids)
         return {m: has and m not in self._stopped for m, has in zip(self._module_ids, has_rows, strict=True)}
 
-    def observe(self, losses: JointLosses, everything_finite: Tensor) -> None:
+    def observe(self, approx_kl: Tensor, counts: Tensor, everything_finite: Tensor) -> None:
         """Stops whoever was over its target in this minibatch; one that was skipped, or without a row, stops nobody.
 
         Args:
-            losses: of the minibatch.
+            approx_kl: [m] of the minibatch.
+            counts: [m] rows of each module in it.
             everything_finite: bool scalar, whether the minibatch was trained on.
         """
         if not self._limits:
             return
-        over = (losses.statistics[_APPROX_KL] > self._limit) & (losses.counts > 0) & everything_finite
+        over = (approx_kl > self._limit) & (counts > 0) & everything_finite
         # The update's one wait per minibatch: whether to go on is a question to the host. Without a target, none.
         now = {m for m, is_over in zip(self._module_ids, over.tolist(), strict=True) if is_over} - self._stopped
         if now:

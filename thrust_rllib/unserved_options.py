@@ -38,7 +38,7 @@ _EPISODES = "arrays are sampled, not episodes; set .env_runners(sampling='episod
 _OWN_PROCESS = "environments are stepped in the runner's process; raise num_env_runners"
 _LAST_PIECES = "the last pieces of each pipeline are this package's; put yours in front of them"
 _NO_KL = "the loss has no KL term in this version"
-_ONE_LEARNER = "this version trains with one learner"
+_NO_DDP = "the learners sum their gradients themselves, without torch's DDP wrapper"
 _NO_TF = "the learner is a torch learner"
 
 UNREAD: dict[str, str] = {
@@ -63,7 +63,7 @@ UNREAD: dict[str, str] = {
     "torch_compile_worker": "runners are not compiled",
     "torch_compile_worker_dynamo_backend": "runners are not compiled",
     "torch_compile_worker_dynamo_mode": "runners are not compiled",
-    "torch_ddp_kwargs": _ONE_LEARNER,
+    "torch_ddp_kwargs": _NO_DDP,
     "num_aggregator_actors_per_learner": "rollouts go straight to the learner",
     "max_requests_in_flight_per_aggregator_actor": "rollouts go straight to the learner",
     "max_requests_in_flight_per_learner": "the learner is asked for one update at a time",

@@ -129,7 +129,7 @@ def test_the_gradient_of_an_absent_row_is_exactly_zero(garbage, limits, standard
         own = ModuleRows(("x", "y"), torch.zeros(2, B, 1), torch.zeros(2, B), None)
         other = ModuleRows(("z",), torch.zeros(1, B, 1), torch.zeros(1, B), None)
         result = compute_joint_losses(
-            TeamOutputs(*leaves[:2], leaves[2], {}, {}, {}),
+            TeamOutputs(*leaves[:2], leaves[2], {}, {}),
             JointRows({"m": own, "o": other}, columns, present),
             axis=axis,
             coefficients=Coefficients.of(axis, [numbers, numbers], [0.01, 0.02]),

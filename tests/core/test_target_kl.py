@@ -21,7 +21,6 @@ from tests.support import (
     update,
 )
 from thrust_rllib import CrossAgentLoss
-from thrust_rllib.joint_losses import STATISTICS, JointLosses
 from thrust_rllib.target_kl import KLStops
 
 TARGET = 0.04  # sampled log-probabilities scatter by .25 around the policy's: some minibatches of 16 rows are over it
@@ -215,35 +214,28 @@ def test_a_module_that_rests_does_not_hold_up_the_others(target, skipped, monkey
     assert (shared["num_minibatch_steps"], shared["num_non_finite_minibatches"]) == (4 - skipped, skipped)
 
 
-def losses_of(kl, counts):
-    statistics = torch.zeros(len(STATISTICS), len(kl))
-    statistics[STATISTICS.index("approx_kl")] = torch.tensor(kl)
-    zeros = torch.zeros(len(kl))
-    return JointLosses(zeros, zeros, [], torch.zeros(0), statistics, torch.tensor(counts))
-
-
 def test_what_stops_whom():
     targets = {"over": 0.1, "below": 0.1, "absent": 0.1, "frozen": 0.1, "free": None}
     stops = KLStops(targets, {m: m != "frozen" for m in targets}, "epoch", "cpu")
-    losses = losses_of([0.2, 0.05, 9.0, 9.0, 9.0], [3.0, 3.0, 0.0, 3.0, 3.0])
-    stops.observe(losses, torch.tensor(False))  # nobody stepped
+    found = torch.tensor([0.2, 0.05, 9.0, 9.0, 9.0]), torch.tensor([3.0, 3.0, 0.0, 3.0, 3.0])
+    stops.observe(*found, torch.tensor(False))  # nobody stepped
     assert stops.stepping(None) is None and not stops.stopped.any()
-    stops.observe(losses, torch.tensor(True))
+    stops.observe(*found, torch.tensor(True))
     assert stops.stepping(None) == {m: m != "over" for m in targets}
     assert stops.stepping([True, False, True, True, True]) == {
         "over": False, "below": False, "absent": True, "frozen": True, "free": True,
     }  # fmt: skip
     assert stops.stopped.tolist() == [True, False, False, False, False] and not stops.all_stopped
-    stops.observe(losses, torch.tensor(True))  # once in an epoch
+    stops.observe(*found, torch.tensor(True))  # once in an epoch
     stops.begin_epoch()
     assert stops.stepping(None) is None and not stops.stopped.any()
-    stops.observe(losses, torch.tensor(True))
+    stops.observe(*found, torch.tensor(True))
     assert stops.num_stops == {"over": 2, "below": 0, "absent": 0, "frozen": 0, "free": 0}
 
 
 def test_nobody_left_to_step_is_not_all_stopped_where_nobody_is_trained():
     stops = KLStops({"a": 0.1}, {"a": False}, "update", "cpu")
-    stops.observe(losses_of([9.0], [3.0]), torch.tensor(True))
+    stops.observe(torch.tensor([9.0]), torch.tensor([3.0]), torch.tensor(True))
     assert not stops.all_stopped
 
 

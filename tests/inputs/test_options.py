@@ -218,9 +218,11 @@ def test_a_setting_that_is_not_served_is_an_early_error(name):
         config.validate()
 
 
-def test_several_learners_are_not_served_yet():
-    with pytest.raises(ValueError, match="num_learners=2: this version trains with one learner"):
-        tiny_config().learners(num_learners=2).validate()
+def test_several_learners_do_not_compile():
+    config = tiny_config().framework(torch_compile_learner=True)
+    config.learners(num_learners=1).copy().validate()
+    with pytest.raises(ValueError, match="torch_compile_learner=True with num_learners=2: .* Set torch_compile_learner="):
+        config.learners(num_learners=2).validate()
 
 
 class Watches(RLlibCallback):

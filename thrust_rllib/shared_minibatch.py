@@ -1,0 +1,101 @@
+"""A joint minibatch shared out to several learners: each runs the networks on a slice, all compute the whole loss.
+
+With the loss computed whole, whatever needs all rows at once is a single learner's, without a line of its own here:
+couplings, standardised advantages, statistics, `target_kl`. It costs little beside the networks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as nn
+
+from thrust_rllib.cross_agent_losses import CrossAgentLoss, reads_features
+from thrust_rllib.joint_losses import TeamOutputs
+from thrust_rllib.joint_rows import JointRows
+from thrust_rllib.ranks import Ranks
+
+
+@dataclass(frozen=True)
+class SharedMinibatch:
+    """B joint rows for the losses, and those of them on which this learner runs the networks.
+
+    | field | meaning                                                                                              |
+    |-------|------------------------------------------------------------------------------------------------------|
+    | own   | this learner's slice; where that is empty the first row, whose outputs nobody reads                  |
+    | whole | all B rows; with several learners without what networks read                                          |
+    | sizes | rows of each learner's slice, in the order of the ranks: together B                                  |
+    """
+
+    own: JointRows
+    whole: JointRows
+    sizes: tuple[int, ...]
+
+
+class MinibatchShares:
+    """Selects joint minibatches, each with this learner's share of it.
+
+    Args:
+        rows: all joint rows of the update.
+        ranks: the learners.
+    """
+
+    def __init__(self, rows: JointRows, ranks: Ranks) -> None:
+        self._rows = rows
+        self._whole = rows if ranks.size == 1 else rows.without_inputs()
+        self._ranks = ranks
+
+    def select(self, indices: Tensor) -> SharedMinibatch:
+        """The joint minibatch of the given rows [B]."""
+        if self._ranks.size == 1:
+            rows = self._rows.select(indices)
+            return SharedMinibatch(rows, rows, (len(indices),))
+        sizes = self._sizes(indices)
+        own = indices.split(sizes)[self._ranks.rank]
+        if not len(own):  # a learner without rows takes part in everything all the same
+            own = indices[:1]
+        return SharedMinibatch(self._rows.select(own), self._whole.select(indices), tuple(sizes))
+
+    def _sizes(self, indices: Tensor) -> list[int]:
+        """Rows of each learner, as even as whole training sequences allow."""
+        ends = np.arange(1, self._ranks.size) * len(indices) / self._ranks.size
+        if (sequences := self._rows.sequences) is None:
+            bounds = ends.astype(int)
+        else:
+            unit = sequences.unit[indices.numpy()]
+            allowed = np.r_[0, np.flatnonzero(np.diff(unit)) + 1, len(unit)]
+            bounds = allowed[np.abs(allowed - ends[:, None]).argmin(1)]
+        return np.diff(bounds, prepend=0, append=len(indices)).tolist()
+
+
+def outputs_of_all(
+    outputs: TeamOutputs, sizes: Sequence[int], ranks: Ranks, couplings: Collection[CrossAgentLoss]
+) -> TeamOutputs:
+    """What the networks say about the whole joint minibatch: this learner's part with its graph, the others' without.
+
+    The gradient of a loss of the whole then reaches this learner's part only, and the sum of these gradients over all
+    learners is that of a single learner. (A gather that let gradients through would count it once for each of them.)
+
+    Args:
+        outputs: of this learner's rows; those behind the first `sizes[rank]` are left out.
+        sizes: rows of each learner.
+        ranks: the learners.
+        couplings: what none of them reads of features and logits is left out.
+    """
+    if ranks.size == 1:
+        return outputs
+    team = torch.stack([outputs.logp, outputs.entropy, outputs.values])  # [3, N, b]
+    agents = [outputs.features if any(map(reads_features, couplings)) else {}, outputs.logits if couplings else {}]
+    parts = [team.flatten(0, 1).T, *(x for by_agent in agents for x in by_agent.values())]
+    own = torch.cat(parts, dim=1)[: sizes[ranks.rank]]  # [b, W]
+    gathered = ranks.gather(nn.pad(own.detach(), (0, 0, 0, max(sizes) - len(own))))
+    slices = [rows[:size] for rows, size in zip(gathered, sizes, strict=True)]
+    slices[ranks.rank] = own
+    columns = iter(torch.cat(slices).split([part.shape[1] for part in parts], dim=1))
+    logp, entropy, values = next(columns).T.unflatten(0, team.shape[:2])
+    features, logits = ({agent: next(columns) for agent in by_agent} for by_agent in agents)
+    return TeamOutputs(logp, entropy, values, features, logits)
