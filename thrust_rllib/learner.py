@@ -39,7 +39,7 @@ from thrust_rllib.joint_losses import Coefficients, Decisive, JointLosses, Modul
 from thrust_rllib.joint_rows import JointRows, joint_rows
 from thrust_rllib.joint_values import VALUE_ROWS
 from thrust_rllib.learner_checks import check_modules, check_sequences, check_team, prepare_couplings, rollouts_of
-from thrust_rllib.learners_alike import finish_alike, start_alike
+from thrust_rllib.learners_alike import check_same_update, finish_alike, start_alike
 from thrust_rllib.minibatch_losses import possibly_compiled_losses
 from thrust_rllib.minibatches import Units, joint_epochs, rows_per_epoch
 from thrust_rllib.module_forward import module_values
@@ -241,6 +241,7 @@ class JointPPOLearner(TorchLearner):
         sampled = sum(len(rollout) for rollout in rollouts)
         batches = self._batches(rollouts)
         check_team(batches, self._module_ids(), self.config.policy_mapping_fn)
+        check_same_update([self._weights_seq_no, sampled, num_epochs, minibatch_size or 0], self.ranks)
         self.before_gradient_based_update(timesteps=timesteps)
         self._set_schedules(timesteps.get(NUM_ENV_STEPS_SAMPLED_LIFETIME, 0) - sampled)
         self._weights_seq_no += 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
@@ -62,6 +62,35 @@ class JointLearnerGroup(LearnerGroup):
         return self._first_result(
             [worker.update.remote(training_data=data, timesteps=timesteps, **kwargs) for worker in self._workers]
         )
+
+    @override(LearnerGroup)
+    def update(
+        self,
+        *,
+        episodes: Sequence[Any] | None = None,
+        episodes_refs: Sequence[ray.ObjectRef] | None = None,
+        training_data: TrainingData | None = None,
+        timesteps: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> list[dict[str, Any]]:
+        """RLlib's way to ask for an update; its own cuts episodes into parts for the learners.
+
+        Args:
+            episodes: rollouts.
+            episodes_refs: references to lists of rollouts.
+            training_data: either of these.
+            timesteps: as for `update_from_rollouts`, as the result and what is raised.
+            **kwargs: as for `update_from_rollouts`.
+        """
+        data = training_data or TrainingData(episodes=episodes, episodes_refs=episodes_refs)
+        rollouts = data.episodes_refs if data.episodes is None else [list(data.episodes)]
+        return self.update_from_rollouts(rollouts or [], timesteps or {}, **kwargs)
+
+    def ask_first(self, question: Callable[..., Any], **kwargs: Any) -> Any:
+        """What `question(learner, **kwargs)` says in the first learner's process."""
+        ids = None if self.is_local else self._worker_manager.actor_ids()[:1]
+        (result,) = self._get_results(self.foreach_learner(question, remote_actor_ids=ids, **kwargs))
+        return result
 
     def _first_result(self, calls: list[ray.ObjectRef]) -> list[dict[str, Any]]:
         """Waits for all learners, but not for those that wait for one that failed."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -39,6 +39,26 @@ def start_alike(modules: Mapping[ModuleID, Any], generator: torch.Generator, ran
     state = generator.get_state()
     ranks.broadcast_([*(x for _, x in _tensors(modules)), state])
     generator.set_state(state)
+
+
+def check_same_update(numbers: Sequence[int], ranks: Ranks) -> None:
+    """Checks that all learners were asked for the same update: else one would wait for messages that never come.
+
+    Args:
+        numbers: what the number of messages depends on.
+        ranks: the learners.
+
+    Raises:
+        ValueError: another learner has other numbers. All learners raise.
+    """
+    if ranks.size == 1:
+        return
+    found = ranks.gather(torch.tensor(numbers))
+    if _unlike_first(found):
+        raise ValueError(
+            f"the learners were given different updates: {found.tolist()}. All learners need all rollouts; call "
+            "JointLearnerGroup.update_from_rollouts, not the learners one by one."
+        )
 
 
 def finish_alike(modules: Mapping[ModuleID, Any], ranks: Ranks, audit: bool) -> None:

@@ -108,7 +108,7 @@ class Ranks:
         dist.all_reduce(x)
 
     def _all_gather(self, gathered: Tensor, x: Tensor) -> None:
-        dist.all_gather_into_tensor(gathered, x)
+        dist.all_gather(list(gathered.chunk(self.size)), x)
 
     def _broadcast(self, x: Tensor) -> None:
         dist.broadcast(x, src=0)

@@ -180,8 +180,7 @@ def _forward(algo: Any, rows: Mapping[ModuleID, tuple[np.ndarray, np.ndarray | N
         algo: a `JointPPO`.
         rows: {module: its observations, and the states [B, S] in which a recurrent module meets each of them}.
     """
-    (result,) = algo.learner_group.foreach_learner(_features_in_learner, rows=rows)
-    outputs: dict[ModuleID, np.ndarray | None] = result.get()
+    outputs: dict[ModuleID, np.ndarray | None] = algo.learner_group.ask_first(_features_in_learner, rows=rows)
     for module_id, features in outputs.items():
         if features is None:
             raise NoFeaturesError(
@@ -198,9 +197,10 @@ def _features_in_learner(
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         for module_id, (obs, states) in rows.items():
             module = learner.module[module_id].unwrapped()
-            batch: dict[str, Any] = {Columns.OBS: torch.from_numpy(obs).to(learner._device)}
+            # Copies: arrays out of Ray's object store are read-only.
+            batch: dict[str, Any] = {Columns.OBS: torch.tensor(obs, device=learner._device)}
             if states is not None:
-                batch = learner.memories[module_id].one_step(batch, torch.from_numpy(states).to(learner._device))
+                batch = learner.memories[module_id].one_step(batch, torch.tensor(states, device=learner._device))
             found = module.forward_train(batch).get(ENCODER_FEATURES)
             features[module_id] = None if found is None else found.flatten(0, -2).float().cpu().numpy()
     return features

@@ -5,6 +5,7 @@ import pytest
 from thrust_rllib import GRUModule, JointPPOConfig, LSTMModule, MLPModule
 from thrust_rllib.command_line.options import TrainOptions, build_config, choose_limit, parse_pairs, parse_value
 from thrust_rllib.command_line.training_progress import Limit
+from thrust_rllib.command_line.training_run import start_ray
 from thrust_rllib.recipes import recipe
 
 
@@ -23,6 +24,23 @@ def test_values(text, value):
 
 def test_pairs_split_at_the_first_equals_sign():
     assert parse_pairs("--set", ["a=1", "b = x=y"]) == {"a": 1, "b": "x=y"}
+
+
+def test_several_learners_take_their_batches_together():
+    config = build_config(TrainOptions("climbing", learners=3, batch=64, minibatch=32, iterations=10, seed=3))
+    assert config.num_learners == 3 and config.total_train_batch_size == 192
+    assert config.lr == recipe(JointPPOConfig(), 1920).lr
+
+
+@pytest.mark.parametrize("address", [None, "auto"])
+def test_a_cluster_is_joined_and_no_ray_started(monkeypatch, address):
+    asked = {}
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.setattr("ray.init", lambda **options: asked.update(options))
+    start_ray(build_config(TrainOptions("climbing", runners=2, learners=2, iterations=10, seed=3)), address=address)
+    assert asked["address"] == (address or "local")
+    assert ("num_cpus" in asked) == (address is None)  # a cluster has what it has
+    assert address or asked["num_cpus"] >= 5
 
 
 def test_limit():

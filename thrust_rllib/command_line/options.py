@@ -77,7 +77,9 @@ class TrainOptions:
     minutes: float | None = None
     runners: int | None = None
     envs_per_runner: int | None = None
+    learners: int | None = None
     threads: int | None = None
+    address: str | None = None
     seed: int | None = None
     lr: float | None = None
     critic_lr: float | None = None
@@ -143,6 +145,7 @@ def build_config(options: TrainOptions) -> JointPPOConfig:
             num_epochs=options.epochs,
         )
     )
+    config.learners(**_given(num_learners=options.learners))
     if options.policies is not None:
         config.multi_agent(policies=options.policies)
     model_config = parse_pairs("--model", options.model)

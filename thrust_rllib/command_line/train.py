@@ -39,7 +39,7 @@ def run(options: TrainOptions) -> int:
             with console.status("starting Ray and building the networks"):
                 quieten_ray()
                 config = build_config(options)
-                if start_ray(config, threads):
+                if start_ray(config, threads, options.address):
                     stack.callback(_shut_ray_down)
                 algo = stack.enter_context(build(config))
             return _train(console, options, limit, config, algo, RunFolder(path))

@@ -90,8 +90,17 @@ def prepare_process(threads: int | None = None) -> int:
     return threads
 
 
-def start_ray(config: JointPPOConfig, threads: int | None = None) -> bool:
-    """Starts a Ray of our own on this machine, quietly, if none runs in this process; returns whether it did."""
+def start_ray(config: JointPPOConfig, threads: int | None = None, address: str | None = None) -> bool:
+    """Starts a Ray of our own on this machine, quietly, if none runs in this process; returns whether it did.
+
+    Args:
+        config: how many processes there will be.
+        threads: of torch.
+        address: of a cluster to join instead.
+
+    Raises:
+        ConnectionError: no cluster there.
+    """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # silences a FutureWarning on every start
     import ray
@@ -104,12 +113,12 @@ def start_ray(config: JointPPOConfig, threads: int | None = None) -> bool:
         return False
     runners = config.num_env_runners + config.evaluation_num_env_runners
     needed = 1 + runners * config.num_cpus_per_env_runner + config.num_learners
+    own = {"include_dashboard": False, "num_cpus": max(os.cpu_count() or 1, int(needed))}
     ray.init(
-        address="local",
-        include_dashboard=False,
-        num_cpus=max(os.cpu_count() or 1, int(needed)),
+        address=address or "local",
         logging_level=logging.ERROR,
         runtime_env={"worker_process_setup_hook": f"{__name__}.quieten_ray"},
+        **({} if address else own),
     )
     quieten_ray()
     return True
