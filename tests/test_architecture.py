@@ -25,7 +25,10 @@ LAYERS: dict[str, list[str]] = {
         "ranks", "minibatches", "sequences", "joint_values", "joint_rows", "audit", "module_forward", "joint_losses",
         "shared_minibatch", "minibatch_losses", "optimizer_pass", "coupling_gradients", "gradient_sum",
     ],
-    "learning": ["metrics", "target_kl", "entropy_guard", "learner_checks", "learners_alike", "learner", "learner_group"],
+    "learning": [
+        "metrics", "target_kl", "entropy_guard", "notices", "learner_checks", "learners_alike", "learner",
+        "learner_group",
+    ],
     "algorithm": ["unserved_options", "config_checks", "doors", "pipelines", "config", "algorithm", "registration"],
     "runs": ["confidence", "recipes", "evaluation", "baselines", "trained_team", "team_features"],
     "command line": ["command_line.", "reporting.", "report", "cli", "__main__"],

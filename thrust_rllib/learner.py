@@ -9,7 +9,6 @@ The file is longer than others so that an update is read from top to bottom in o
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -41,8 +40,9 @@ from thrust_rllib.joint_values import VALUE_ROWS
 from thrust_rllib.learner_checks import check_modules, check_sequences, check_team, prepare_couplings, rollouts_of
 from thrust_rllib.learners_alike import check_same_update, finish_alike, start_alike
 from thrust_rllib.minibatch_losses import possibly_compiled_losses
-from thrust_rllib.minibatches import Units, joint_epochs, rows_per_epoch
+from thrust_rllib.minibatches import joint_epochs
 from thrust_rllib.module_forward import module_values
+from thrust_rllib.notices import Notices
 from thrust_rllib.optimizer_pass import OptimizerPass
 from thrust_rllib.ranks import Ranks
 from thrust_rllib.rl_modules.memory import RecurrentModules
@@ -50,8 +50,6 @@ from thrust_rllib.sequences import ModuleSequences
 from thrust_rllib.shared_minibatch import MinibatchShares
 from thrust_rllib.target_kl import KLStops
 from thrust_rllib.teams import AgentToModule
-
-logger = logging.getLogger(__name__)
 
 ACTOR_OPTIMIZER = "default_optimizer"
 CRITIC_OPTIMIZER = "critic_optimizer"
@@ -81,8 +79,7 @@ class JointPPOLearner(TorchLearner):
             self._generator.seed()
         else:
             self._generator.manual_seed(config.seed)
-        self._warned_non_finite: set[str] = set()
-        self._told_minibatches = False
+        self._notices = Notices(quiet=self.ranks.rank > 0)
         self._losses = possibly_compiled_losses(config)
         # {coupling: {module: {norm, norm_ratio, cosine}}} of the last update that looked at them.
         self._coupling_gradients: dict[str, dict[ModuleID, dict[str, float]]] = {}
@@ -115,6 +112,7 @@ class JointPPOLearner(TorchLearner):
         }
         self._entropy_guard = self._entropy_guard.for_modules({m: own[m].min_entropy for m in ids})
         start_alike(modules, self._generator, self.ranks)
+        self.ranks.take_traffic()  # what is counted is an update's
 
     def _module_ids(self) -> list[ModuleID]:
         return sorted(self.module.keys())
@@ -250,7 +248,9 @@ class JointPPOLearner(TorchLearner):
             minibatch_size *= self.ranks.size
         rows = self._joint_rows(batches)
         units = rows.units()
-        self._tell_minibatches_once(units, minibatch_size)
+        self._notices.minibatches(
+            units, minibatch_size, self.config.iterate_all_minibatches, self.config.max_minibatches_per_epoch
+        )
         axis = ModuleAxis([len(m.agents) for m in rows.modules.values()], self._device)
         trained = {m: self.should_module_be_updated(m, None) for m in rows.modules}
         coefficients = Coefficients.of(
@@ -406,22 +406,6 @@ class JointPPOLearner(TorchLearner):
 
     # --- what is reported -----------------------------------------------------------------------------------------
 
-    def _tell_minibatches_once(self, units: Units, minibatch_size: int | None) -> None:
-        if self._told_minibatches:
-            return
-        self._told_minibatches = True
-        used = rows_per_epoch(
-            units, minibatch_size, self.config.iterate_all_minibatches, self.config.max_minibatches_per_epoch
-        )
-        advice = "" if self.config.iterate_all_minibatches else "; iterate_all_minibatches=True reads all of it"
-        logger.info(
-            "an epoch reads %d of the %d joint rows of a rollout (%.0f %%)%s",
-            used,
-            units.num_rows,
-            100 * used / units.num_rows,
-            advice,
-        )
-
     def _log_update(
         self,
         totals: metrics.UpdateTotals,
@@ -431,17 +415,7 @@ class JointPPOLearner(TorchLearner):
     ) -> None:
         summary = totals.summary()
         self._entropy_guard.count({m: values.get("entropy") for m, values in summary.modules.items()}, trained)
-        for name, count in summary.non_finite.items():
-            if name not in self._warned_non_finite:
-                self._warned_non_finite.add(name)
-                logger.warning(
-                    "%s: a loss or gradient was not finite in %d of %d minibatches; nobody stepped on these. Lower the "
-                    "learning rate, or look at observations and rewards. (Told once; see the metric %s.)",
-                    name,
-                    count,
-                    summary.num_minibatches,
-                    metrics.NUM_NON_FINITE_MINIBATCHES,
-                )
+        self._notices.non_finite(summary)
         self._log_trainable_parameters()  # RLlib logs them once; from the second iteration on they would be NaN
         metrics.log_update(
             self.metrics,

@@ -193,7 +193,8 @@ def log_update(
                 window=1,
             )
         for name, modules in coupling_gradients.items():
-            logger.log_dict(dict(modules[module_id]), key=(module_id, COUPLING_GRADIENT, name), window=1)
+            if module_id in modules:  # one that was added since has no numbers yet
+                logger.log_dict(dict(modules[module_id]), key=(module_id, COUPLING_GRADIENT, name), window=1)
         logger.log_value((module_id, NUM_KL_STOPS), num_kl_stops[module_id], reduce="sum")
         logger.log_value((module_id, LOW_ENTROPY_UPDATES), low_entropy_updates[module_id], reduce="max", window=1)
         logger.log_value((module_id, NUM_MODULE_STEPS_TRAINED), rows, reduce="sum")
