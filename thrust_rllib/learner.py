@@ -466,7 +466,10 @@ class JointPPOLearner(TorchLearner):
     @override(Learner)
     def set_state(self, state: StateDict) -> None:
         # RLlib would bring back the `policies_to_train` of the checkpoint over those of this configuration.
+        # RLlib takes newer weights only: going back would leave the newer ones, with the older optimizers.
+        number, self._weights_seq_no = self._weights_seq_no, -1
         super().set_state({key: value for key, value in state.items() if key != "should_module_be_updated"})
+        self._weights_seq_no = number if self._weights_seq_no < 0 else self._weights_seq_no
         if (joint := state.get(JOINT_STATE)) is not None:
             self._generator.set_state(torch.from_numpy(joint["generator"].copy()))
             self._coupling_gradients = joint.get("coupling_gradients", {})

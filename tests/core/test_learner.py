@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 
 import gymnasium as gym
@@ -577,3 +578,20 @@ def test_two_agents_without_a_module_of_their_own_space():
     config = declared_config([box(3), box(4)], [discrete(), gym.spaces.Discrete(3)], policies="shared")
     with pytest.raises(ValueError, match="'a0' and 'a1' share module 'shared'"):
         config.validate()
+
+
+def test_going_back_takes_the_older_weights_too():
+    config = tiny_config()
+    learner, runner = make_learner(config), make_runner(config)
+    batches = runner.sample(num_timesteps=64)
+    update(learner, batches)
+    older, then = copy.deepcopy(learner.get_state()), parameters(learner)
+    update(learner, batches)
+    after = parameters(learner)
+    assert largest_difference(then, after) > 0.0
+    learner.set_state(older)
+    assert largest_difference(parameters(learner), then) == 0.0 and learner._weights_seq_no == 1
+    update(learner, batches)
+    assert largest_difference(parameters(learner), after) == 0.0
+    learner.set_state({"rl_module": older["rl_module"]})  # weights alone have no number
+    assert learner._weights_seq_no == 2
