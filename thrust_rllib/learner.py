@@ -9,6 +9,7 @@ The file is longer than others so that an update is read from top to bottom in o
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -62,6 +63,8 @@ class JointPPOLearner(TorchLearner):
     minibatches, couplings, one gradient clip and one optimizer per module (two with `critic_lr`), and a minibatch
     with a non-finite loss or gradient moves nobody.
     """
+
+    _weights_seq_no: int
 
     # --- construction ---------------------------------------------------------------------------------------------
 
@@ -447,6 +450,11 @@ class JointPPOLearner(TorchLearner):
 
     # --- state ----------------------------------------------------------------------------------------------------
 
+    @override(TorchLearner)
+    def _set_optimizer_state(self, state: StateDict) -> None:
+        # Arrays out of Ray's object store would stay there, for all learners of a machine to step in the same memory.
+        super()._set_optimizer_state(copy.deepcopy(state))
+
     @override(Learner)
     def get_state(
         self, components: Any = None, *, not_components: Any = None, inference_only: bool = False, **kwargs: Any
@@ -467,7 +475,8 @@ class JointPPOLearner(TorchLearner):
     def set_state(self, state: StateDict) -> None:
         # RLlib would bring back the `policies_to_train` of the checkpoint over those of this configuration.
         # RLlib takes newer weights only: going back would leave the newer ones, with the older optimizers.
-        number, self._weights_seq_no = self._weights_seq_no, -1
+        number = self._weights_seq_no
+        self._weights_seq_no = -1
         super().set_state({key: value for key, value in state.items() if key != "should_module_be_updated"})
         self._weights_seq_no = number if self._weights_seq_no < 0 else self._weights_seq_no
         if (joint := state.get(JOINT_STATE)) is not None:

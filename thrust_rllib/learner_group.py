@@ -26,6 +26,7 @@ class JointLearnerGroup(LearnerGroup):
     """
 
     _failure: str | None = None
+    _workers: list[Any] | None
 
     def update_from_rollouts(
         self, rollouts: Sequence[list[JointBatch] | ray.ObjectRef], timesteps: dict[str, Any], **kwargs: Any
@@ -60,7 +61,7 @@ class JointLearnerGroup(LearnerGroup):
             references = [ray.put(list(part)) for part in rollouts]
         data = TrainingData(episodes_refs=references)
         return self._first_result(
-            [worker.update.remote(training_data=data, timesteps=timesteps, **kwargs) for worker in self._workers]
+            [worker.update.remote(training_data=data, timesteps=timesteps, **kwargs) for worker in self._workers or []]
         )
 
     @override(LearnerGroup)
@@ -116,15 +117,19 @@ class JointLearnerGroup(LearnerGroup):
             f"learner {first} of {len(calls)} failed, and the others waited for it; the learner group has ended. Build "
             f"the algorithm anew, from its last checkpoint. What happened:\n{cause}"
         )
-        for worker in self._workers:
+        for worker in self._workers or []:
             ray.kill(worker)
         raise RuntimeError(self._failure) from cause
 
     @override(LearnerGroup)
     def shutdown(self) -> None:
-        if self._failure is None:
+        if self.is_local or self._workers is None or not ray.is_initialized():
             super().shutdown()
             return
-        # RLlib would ask learners that are gone to leave the process group.
+        if self._failure is None:
+            # RLlib waits for the first learner to leave and kills the others, of which Ray tells as of an accident.
+            leaving = [worker.__ray_terminate__.remote() for worker in self._workers]
+            ray.wait(leaving, num_returns=len(leaving), timeout=GRACE_S)
+        # Without grace: learners that are gone cannot be asked to leave the process group.
         self._backend_executor.shutdown(graceful_termination=False)
-        self._is_shut_down = True
+        self._workers, self._is_shut_down = None, True

@@ -172,7 +172,7 @@ class RolloutRecorder:
                     present=present,
                     terminated=terminated,
                     truncated=truncated,
-                    bootstrap_obs=bootstrap[mine],
+                    bootstrap_obs=np.ascontiguousarray(bootstrap[mine]),
                     action_mask=part(arrays["action_mask"]) if "action_mask" in arrays else None,
                     origin=None if origin is None else part(arrays["origin"]),
                     state_in=None if states is None else states[mine],
