@@ -63,13 +63,19 @@ def take_turns(sides: Mapping[Any, Callable[[], Seconds]], warmup: int, rounds: 
     return measured
 
 
-def start_quietly() -> None:
-    """One torch thread, Ray in this process's own small cluster, and none of their remarks."""
+def start_quietly(num_cpus: int = 1) -> None:
+    """One torch thread, Ray in this process's own small cluster of so many CPUs, and none of their remarks."""
     warnings.filterwarnings("ignore")
     for name in ("ray", "ray.rllib"):
         logging.getLogger(name).setLevel(logging.ERROR)
     torch.set_num_threads(1)
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, ignore_reinit_error=True, logging_level="ERROR")
+    ray.init(
+        num_cpus=num_cpus,
+        include_dashboard=False,
+        log_to_driver=False,
+        ignore_reinit_error=True,
+        logging_level="ERROR",
+    )
 
 
 def run_script(main: Callable[[], int]) -> NoReturn:
