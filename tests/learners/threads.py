@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -63,6 +64,14 @@ class ThreadRanks(Ranks):
 
     def _broadcast(self, x: Tensor) -> None:
         x.copy_(self._ask("broadcast", x)[0])
+
+
+def talk(size: int, work: Callable[[ThreadRanks], Any]) -> list[tuple[Any, list[tuple[str, int]]]]:
+    """[(what `work(ranks)` gives, what it asked)] of `size` threads; an error of one is raised."""
+    meeting = Meeting(size)
+    ranks = [ThreadRanks(rank, meeting) for rank in range(size)]
+    with ThreadPoolExecutor(size) as pool:
+        return list(zip(pool.map(work, ranks), [mine.calls for mine in ranks], strict=True))
 
 
 def for_learners(config: Any, size: int, learner_class: type = JointPPOLearner, **options: Any) -> Any:
@@ -175,7 +184,7 @@ def flat(results: Any, path: str = "") -> dict[str, float]:
         return {
             key: value
             for name, inner in results.items()
-            if "throughput" not in name and "collective" not in name
+            if not any(word in name for word in ("throughput", "collective", "timer"))
             for key, value in flat(inner, f"{path}/{name}").items()
         }
     return {path: float(results)}
