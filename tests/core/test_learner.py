@@ -595,3 +595,22 @@ def test_going_back_takes_the_older_weights_too():
     assert largest_difference(parameters(learner), after) == 0.0
     learner.set_state({"rl_module": older["rl_module"]})  # weights alone have no number
     assert learner._weights_seq_no == 2
+
+
+class Scaled(MLPModule):
+    """Has a parameter and a buffer without axes."""
+
+    def setup(self):
+        super().setup()
+        self.scale = torch.nn.Parameter(torch.ones(()))
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+
+
+def test_parameters_without_axes_are_restored(monkeypatch):
+    monkeypatch.setattr("thrust_rllib.config.module_class_for", lambda model_config: Scaled)
+    learner = make_learner(tiny_config())
+    state = copy.deepcopy(learner.get_state())
+    with torch.no_grad():
+        learner.module["agent_0"].unwrapped().scale += 1.0
+    learner.set_state(state)
+    assert float(learner.module["agent_0"].unwrapped().scale) == 1.0

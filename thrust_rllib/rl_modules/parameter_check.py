@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 if TYPE_CHECKING:
     from thrust_rllib.rl_modules.mlp import MLPModule
 
@@ -32,7 +34,7 @@ def check_parameters(module: MLPModule, state: Mapping[str, Any]) -> None:
     Raises:
         ValueError: names the parameters, the shapes given and needed, and the settings that decide them.
     """
-    given = {name: tuple(value.shape) for name, value in state.items()}
+    given = {name: np.shape(value) for name, value in state.items()}  # RLlib makes a number of a tensor without axes
     needed = {name: tuple(value.shape) for name, value in module.state_dict().items()}
     parts = module.get_non_inference_attributes()
     for name in given.keys() ^ needed.keys():
