@@ -9,6 +9,7 @@ from ray.rllib.utils.spaces.space_utils import clip_action, unsquash_action
 
 from tests.support import box, discrete, make_runner, tiny_config
 from thrust_rllib.connectors.action_decoding import ActionDecoder
+from thrust_rllib.connectors.env_to_module_pipeline import TeamEnvToModulePipeline
 from thrust_rllib.connectors.observation_encoding import ObservationEncoder
 from thrust_rllib.connectors.observation_normalizer import CLIP, ObservationNormalizer
 from thrust_rllib.envs.spaces import has_action_mask, map_space, mask_length
@@ -253,6 +254,17 @@ def test_merging_twice_counts_no_row_twice():
         driver.set_state(state)
         worker.set_state(state)
     assert driver.moments["m"].count == 10
+
+
+def test_a_pipeline_keeps_what_it_has_merged():
+    """Without a local runner nobody hands it back: the next news are added to it."""
+    driver = TeamEnvToModulePipeline(connectors=[normalizer()])
+    worker = TeamEnvToModulePipeline(connectors=[normalizer()])
+    for k in range(3):
+        worker[ObservationNormalizer][0].update("m", rows(k, 10))
+        worker.set_state(driver.merge_states([worker.get_state()]))
+        for each in (driver, worker):
+            assert each[ObservationNormalizer][0].moments["m"].count == 10 * (k + 1)
 
 
 def test_normalised_rows_and_the_clip():

@@ -613,4 +613,4 @@ def test_parameters_without_axes_are_restored(monkeypatch):
     with torch.no_grad():
         learner.module["agent_0"].unwrapped().scale += 1.0
     learner.set_state(state)
-    assert float(learner.module["agent_0"].unwrapped().scale) == 1.0
+    assert learner.module["agent_0"].unwrapped().scale.item() == 1.0

@@ -16,17 +16,21 @@ POISONED = 2  # which minibatch of an update, from 1
 MINIBATCHES = 4
 
 
-def poison_rows(rank, learner):
-    """Learner 1 reads NaN where it should see one of its own rows: nobody else has it."""
-    losses, count = learner._losses, [0]
+def poison_of(value):
+    """Learner 1 reads `value` where it should see one of its own rows: nobody else has it."""
 
-    def poisoned(module, minibatch, *args, **kwargs):
-        count[0] += 1
-        if rank == 1 and count[0] == POISONED:
-            minibatch.own.modules["agent_1"].obs[0, 3] = float("nan")
-        return losses(module, minibatch, *args, **kwargs)
+    def poison(rank, learner):
+        losses, count = learner._losses, [0]
 
-    learner._losses = poisoned
+        def poisoned(module, minibatch, *args, **kwargs):
+            count[0] += 1
+            if rank == 1 and count[0] == POISONED:
+                minibatch.own.modules["agent_1"].obs[0, 3] = value
+            return losses(module, minibatch, *args, **kwargs)
+
+        learner._losses = poisoned
+
+    return poison
 
 
 class Explodes(torch.autograd.Function):
@@ -91,7 +95,7 @@ class Watches:
 
 
 @pytest.mark.parametrize("critic_lr", [None, 2e-3])
-@pytest.mark.parametrize("poison", [poison_rows, poison_gradient])
+@pytest.mark.parametrize("poison", [poison_of(float("nan")), poison_gradient], ids=["rows", "gradient"])
 def test_all_learners_skip_the_same_minibatch(poison, critic_lr, caplog):
     config = config_of(**{**COUPLED, "critic_lr": critic_lr, "coupling_gradient_interval": 0})
     spaces, data = rollouts(config, updates=2)
@@ -111,6 +115,44 @@ def test_all_learners_skip_the_same_minibatch(poison, critic_lr, caplog):
     first, *others = map(everything, several.learners)
     assert all(largest_difference(first, other) == 0.0 for other in others)
     assert watches[0].moved()[MINIBATCHES:] == [True] * MINIBATCHES
+
+
+CELL = {"cell": "lstm", "cell_size": 8, "max_seq_len": 6}
+
+
+@pytest.mark.parametrize("model", [None, CELL], ids=["mlp", "lstm"])
+@pytest.mark.parametrize("coupled", [True, False])
+def test_an_infinite_observation_moves_nobody(coupled, model):
+    """Units saturate: the losses may stay finite, and the gradient of one learner is not."""
+    options = {} if coupled else {"cross_agent_losses": {}, "cross_agent_coeffs": {}}
+    config = config_of(**{**COUPLED, **options}, model=model)
+    spaces, (batches,) = rollouts(config, updates=1)
+    several = ThreadLearners(config, 2, spaces, change=poison_of(float("inf")))
+    watches = [Watches(learner) for learner in several.learners]
+    results = several.update(batches)
+    for watch, result in zip(watches, results, strict=True):
+        assert watch.moved() == [k + 1 != POISONED for k in range(MINIBATCHES)]
+        assert np.isfinite(watch.seen[-1]).all()
+        assert result["__all_modules__"]["num_non_finite_minibatches"] == 1
+    first, second = map(everything, several.learners)
+    assert largest_difference(first, second) == 0.0
+
+
+@pytest.mark.parametrize("coupled", [True, False])
+def test_a_frozen_module_stops_nobody_but_by_a_coupling(coupled, caplog):
+    options = {} if coupled else {"cross_agent_losses": {}, "cross_agent_coeffs": {}}
+    config = config_of(**{**COUPLED, **options}, trained=["agent_0", "agent_2"])
+    spaces, (batches,) = rollouts(config, updates=1)
+    several = ThreadLearners(config, 2, spaces, change=poison_of(float("nan")))
+    watches = [Watches(learner) for learner in several.learners]
+    with caplog.at_level(logging.WARNING):
+        results = several.update(batches)
+    for watch, result in zip(watches, results, strict=True):
+        assert watch.moved() == [not coupled or k + 1 != POISONED for k in range(MINIBATCHES)]
+        assert np.isfinite(watch.seen[-1]).all()
+        assert result["__all_modules__"]["num_non_finite_minibatches"] == int(coupled)
+    told = [record.getMessage() for record in caplog.records if "not finite" in record.getMessage()]
+    assert len(told) == int(coupled) and all("module 'agent_1'" in text for text in told)
 
 
 def test_values_that_are_not_finite_on_one_learner_are_refused_by_all():

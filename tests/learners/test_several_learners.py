@@ -18,6 +18,7 @@ from tests.support import (
     largest_difference,
     make_learner,
     make_runner,
+    optimizer_states,
     parameters,
     tiny_config,
     update,
@@ -299,6 +300,33 @@ def test_buffers_that_forward_passes_change_are_those_of_the_first(monkeypatch):
     several.update(batches)
     rows = [float(learner.module["agent_0"].unwrapped().rows) for learner in several.learners]
     assert rows[0] == rows[1] > 0
+
+
+class Routed(MLPModule):
+    """Values of some rows get a term of a layer that other rows do not reach."""
+
+    def setup(self):
+        super().setup()
+        self.extra = torch.nn.Linear(self.observation_space.shape[0], 1)
+
+    def compute_values(self, batch, embeddings=None):
+        values, reached = super().compute_values(batch, embeddings=embeddings), batch["obs"][:, 0] > 0.8
+        if not reached.any():
+            return values
+        return values.index_add(0, reached.nonzero()[:, 0], self.extra(batch["obs"][reached])[:, 0])
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_layer_that_the_rows_of_some_learners_do_not_reach(size, monkeypatch):
+    monkeypatch.setattr("thrust_rllib.config.module_class_for", lambda model_config: Routed)
+    config = config_of(**{**COUPLED, "minibatch_size": 6})
+    spaces, (batches,) = rollouts(config, updates=1)
+    pair = Pair(config, size, spaces)
+    pair.update(batches)
+    pair.check()
+    states = [optimizer_states(learner) for learner in (pair.one, *pair.several.learners)]
+    assert all(largest_difference(states[0], state) < 1e-5 for state in states[1:])  # the numbers of steps among them
+    assert len({float(value) for value in states[0]["agent_0_critic_optimizer"] if value.ndim == 0}) == 2
 
 
 def test_an_added_module_starts_alike_and_trains():

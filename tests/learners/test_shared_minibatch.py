@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -9,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from tests.learners.test_several_learners import COUPLED, Pair, config_of, rollouts
-from tests.learners.threads import talk
+from tests.learners.test_several_learners import BATCH, COUPLED, MINIBATCH, Pair, config_of, rollouts
+from tests.learners.threads import ThreadLearners, flat, talk
 from thrust_rllib import JensenShannon, JointPPOLearner, RedundancyPenalty
 from thrust_rllib.gradient_sum import sum_gradients
 from thrust_rllib.joint_losses import TeamOutputs
@@ -279,3 +281,30 @@ def test_a_minibatch_of_one_training_sequence_leaves_learners_without_rows(cell,
     pair.check()
     assert {sum(sizes) for sizes in pair.several.learners[0].sizes} == {6}
     assert all(0 in sizes for sizes in pair.several.learners[0].sizes)
+
+
+def test_learners_that_round_differently_decide_alike():
+    """On unlike machines one learner's KL may lie above the limit and another's below: their mean decides."""
+    config = config_of(target_kl=1e-3, num_epochs=4, lr=5e-3, iterate_all_minibatches=True)
+    spaces, (batches,) = rollouts(config, updates=1)
+
+    def updated(kl_of_1):
+        def change(rank, learner):
+            losses = learner._losses
+
+            def rounded(*args, **kwargs):
+                found = losses(*args, **kwargs)
+                decisive = found.decisive()
+                mine = dataclasses.replace(decisive, approx_kl=torch.full_like(decisive.approx_kl, kl_of_1 * rank))
+                object.__setattr__(found, "decisive", lambda: mine)
+                return found
+
+            learner._losses = rounded
+
+        several = ThreadLearners(config, 2, spaces, change=change)
+        results = [flat(found) for found in several.update(batches)]
+        assert results[0] == results[1] and several.calls[0] == several.calls[1]
+        return results[0]["/agent_0/num_kl_stops"], results[0]["/__all_modules__/num_minibatch_steps"]
+
+    assert updated(1.9e-3) == (0, 4 * BATCH // MINIBATCH)  # the mean is below the limit, learner 1 above
+    assert updated(2.1e-3) == (4, 4)  # above it, learner 0 below: each epoch ends after its first minibatch

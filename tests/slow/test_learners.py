@@ -1,0 +1,125 @@
+"""Several of Ray's learners against one in more settings than the default tests have; 2 minutes on two idle cores."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch.distributed as dist
+
+from tests.learners.ray_learners import (
+    check_alike,
+    check_metrics,
+    group_of,
+    in_time,
+    of_all,
+    rollouts_of,
+    snapshot,
+    team,
+    train_group,
+    trained_alone,
+    trained_inside,
+)
+from tests.support import largest_difference
+from thrust_rllib import FeatureSimilarity, learner_group
+
+pytestmark = [pytest.mark.slow_learners, pytest.mark.usefixtures("ray_session"), pytest.mark.timeout(300)]
+
+SETTINGS = {
+    "one optimizer": {"critic_lr": None},
+    "plain values": {"value_normalization": False},
+    "no couplings": {"cross_agent_losses": {}, "cross_agent_coeffs": {}},
+    "feature similarity": {"cross_agent_losses": {"s": FeatureSimilarity()}, "cross_agent_coeffs": {"s": 0.3}},
+    "all are trained": {"trained": None},
+    "one module for all": {"policies": "shared", "trained": None},
+    "own options": {"overrides": {"agent_0": {"lr": 5e-3, "gamma": 0.9}, "agent_2": {"grad_clip": 0.01}}},
+    "rates that fall": {"lr": [[0, 2e-3], [500, 1e-4]], "entropy_coeff": [[0, 0.1], [500, 0.0]]},
+    "a limit of KL": {"target_kl": 1e-4, "lr": 5e-3, "num_epochs": 4},
+    "standardised by minibatch": {"standardize_advantages": "minibatch"},
+    "standardised by team": {"standardize_advantages": "team"},
+    "whole batches": {"minibatch_size": None},
+    "episodes": {"runners": {"sampling": "episodes"}},
+    "whole episodes": {"runners": {"sampling": "episodes", "batch_mode": "complete_episodes"}},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=[2, 3], ids=["two", "three"])
+def group(request, ray_session):
+    """A group of two, then one of three learners."""
+    group = group_of(team(request.param), rollouts_of(team(), 0)[1])
+    yield group
+    group.shutdown()
+
+
+@pytest.mark.parametrize("model", ["mlp", "lstm", "gru"])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_ten_updates_give_what_one_learner_gives(group, name, model):
+    options = SETTINGS[name]
+    rollouts, spaces = rollouts_of(team(0, model, **options), 10)
+    check_alike(
+        trained_inside(group, team(len(group), model, **options), spaces, rollouts),
+        trained_alone(team(0, model, **options), spaces, rollouts),
+    )
+
+
+@pytest.mark.parametrize("agents", [2, 5])
+@pytest.mark.parametrize("model", ["mlp", "lstm"])
+def test_a_hundred_updates_stay_close(group, model, agents):
+    """Rounding differs between one sum and several; it does not grow much."""
+    options = {"env_config": {"agents": agents, "episode_length": 10}, "trained": None}
+    rollouts, spaces = rollouts_of(team(0, model, **options), 100)
+    ranks = trained_inside(group, team(len(group), model, **options), spaces, rollouts)
+    before, after, _ = trained_alone(team(0, model, **options), spaces, rollouts)
+    for rank in ranks:
+        assert largest_difference(rank[1], ranks[0][1]) == 0.0
+    apart = largest_difference(ranks[0][1]["parameters"], after["parameters"])
+    assert apart < 1e-3 < 0.02 < largest_difference(before["parameters"], after["parameters"])
+
+
+def test_without_a_seed_the_learners_go_on_from_a_state_as_one_does(group):
+    rollouts, spaces = rollouts_of(team(), 10)
+    (state, *_) = of_all(group, lambda learner: learner.get_state())
+    ranks = trained_inside(group, team(len(group), seed=None), spaces, rollouts, state)
+    check_alike(ranks, trained_alone(team(seed=8), spaces, rollouts, state))
+
+
+def ends(learner):
+    learner.config.cross_agent_losses["bad"].ends = True
+
+
+class EndsItsProcess:
+    """A coupling that ends the process of the last learner once it is told to."""
+
+    needs_features = False
+    ends = False
+
+    def __call__(self, features, logits, actions, present):
+        if self.ends and dist.get_rank() == dist.get_world_size() - 1:
+            os._exit(1)
+        return sum(x.square().mean() for x in logits.values())
+
+
+@pytest.mark.parametrize("learners", [2, 3])
+def test_a_learner_whose_process_ends_is_named_and_the_group_ends(monkeypatch, learners):
+    monkeypatch.setattr(learner_group, "GRACE_S", 5.0)
+    rollouts, spaces = rollouts_of(team(), 2)
+    options = {"cross_agent_losses": {"bad": EndsItsProcess()}, "cross_agent_coeffs": {}}
+    group = group_of(team(learners, **options), spaces)
+    train_group(group, rollouts[:1])
+    of_all(group, ends)
+    error, _ = in_time(lambda: train_group(group, rollouts[1:]), 60)
+    assert isinstance(error, RuntimeError) and f"learner {learners - 1} of {learners} failed" in str(error), error
+    again, _ = in_time(lambda: train_group(group, rollouts[1:]), 5)
+    assert str(again) == str(error)
+    group.shutdown()
+
+
+@pytest.mark.parametrize(("learners", "model", "runners"), [(3, "mlp", 0), (2, "lstm", 1)])
+def test_an_algorithm_trains_as_with_one_learner(build, learners, model, runners):
+    options = {"num_envs": 2, "runners": {"num_env_runners": runners}}
+    several, one = (build(team(n, model, **options)) for n in (learners, 0))
+    for _ in range(4):
+        check_metrics([several.train()["learners"]], [one.train()["learners"]])
+    (alone,) = of_all(one.learner_group, snapshot)
+    for other in of_all(several.learner_group, snapshot):
+        assert largest_difference(other["parameters"], alone["parameters"]) < 1e-5
