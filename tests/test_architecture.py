@@ -29,7 +29,10 @@ LAYERS: dict[str, list[str]] = {
         "metrics", "target_kl", "entropy_guard", "notices", "learner_checks", "learners_alike", "learner",
         "learner_group",
     ],
-    "algorithm": ["unserved_options", "config_checks", "doors", "pipelines", "config", "algorithm", "registration"],
+    "algorithm": [
+        "unserved_options", "config_checks", "doors", "pipelines", "config", "team_changes", "algorithm",
+        "registration",
+    ],
     "runs": ["confidence", "recipes", "evaluation", "baselines", "trained_team", "team_features"],
     "command line": ["command_line.", "reporting.", "report", "cli", "__main__"],
 }  # fmt: skip

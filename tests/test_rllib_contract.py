@@ -5,6 +5,7 @@ A failure after an upgrade names what has changed; the docstring of each test sa
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import inspect
 import re
@@ -14,6 +15,7 @@ import pytest
 import ray
 import torch
 import tree
+from ray._private.utils import set_omp_num_threads_if_unset
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.algorithms.ppo import PPO, PPOConfig
@@ -33,6 +35,9 @@ from ray.rllib.env.multi_agent_env_runner import MultiAgentEnvRunner
 from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 from ray.rllib.utils.schedules.scheduler import Scheduler
+from ray.train._internal.backend_executor import BackendExecutor
+from ray.train._internal.worker_group import WorkerGroup
+from ray.train.torch.config import TorchConfig, _TorchBackend
 
 from tests.recurrent.test_slow_acting_agent import Hierarchy
 from tests.support import make_learner, make_runner, tiny_config, update
@@ -629,3 +634,71 @@ def test_the_loop_asks_an_episode_whether_it_was_reset_and_cuts_it_by_the_config
     runner = watched(episode_lookback_horizon=3)
     runner.sample(num_timesteps=10, explore=True)
     assert [e.env_t_to_agent_t["agent_0"].lookback for e in runner._ongoing_episodes] == [3, 3]
+
+
+# ------------------------------------------------------------------------------------------ several learners
+
+
+def test_modules_are_wrapped_for_several_learners_in_two_places():
+    """JointPPOLearner._make_modules_ddp_if_necessary and JointPPOLearner.distributed: neither wraps."""
+    wraps = [
+        name
+        for name, function in inspect.getmembers(TorchLearner, inspect.isfunction)
+        if "TorchDDPRLModule(" in source(function)
+    ]
+    assert wraps == ["_make_modules_ddp_if_necessary", "add_module"]
+    assert "self._make_modules_ddp_if_necessary()" in source(TorchLearner.build)
+    (before, _) = source(TorchLearner.add_module).split("TorchDDPRLModule(")
+    assert "if self.distributed:" in before
+    assert source(Learner.distributed.fget).rstrip().endswith("return self.config.num_learners > 1")
+
+
+def test_the_process_group_stands_before_the_learners_are_built_and_in_their_order():
+    """Ranks.of; JointLearnerGroup: the first worker is rank 0, whose results are returned."""
+    text = source(LearnerGroup.__init__)
+    steps = ("backend_executor.start(", "w.actor for w in backend_executor.worker_group", "w.build.remote() for w in")
+    assert sorted(map(text.index, steps)) == [*map(text.index, steps)]
+    text = source(_TorchBackend.on_start)
+    assert "execute_single_async(\n                        i,\n" in text and "world_rank=i," in text
+    assert "sort_workers" not in text  # they are sorted before
+    text = source(BackendExecutor.start)
+    assert text.index("sort_workers_by_node_id") < text.index("self._backend.on_start(")
+
+
+def test_a_learner_that_waits_for_a_dead_one_waits_for_half_an_hour():
+    """JointLearnerGroup.GRACE_S: why the others are ended."""
+    assert TorchConfig().timeout_s == 1800
+
+
+def test_a_learner_group_that_is_shut_down_waits_for_its_first_learner_only():
+    """JointLearnerGroup.shutdown waits for all before."""
+    assert "done, not_done = ray.wait(done_refs, timeout=patience_s)" in source(WorkerGroup.shutdown)
+
+
+def test_rllibs_update_shares_episodes_out_between_learners():
+    """JointLearnerGroup.update, JointLearnerGroup.update_from_rollouts give all of them to each."""
+    assert "training_data.shard(" in source(LearnerGroup.update)
+
+
+def test_a_learner_has_as_many_torch_threads_as_whole_cpus():
+    """docs/architecture.md: one thread for each learner, if OMP_NUM_THREADS does not say otherwise."""
+    text = source(set_omp_num_threads_if_unset)
+    assert "max(math.floor(num_assigned_cpus), 1)" in text
+    assert "if num_threads_from_env is not None:" in text
+
+
+def test_a_restored_optimizer_keeps_the_memory_of_its_state():
+    """JointPPOLearner._set_optimizer_state copies: learners of one machine would step in the same moments."""
+    learner = make_learner(tiny_config())
+    (batch,) = make_runner(learner.config).sample(num_timesteps=64)
+    update(learner, batch)
+    name = "agent_0_default_optimizer"
+
+    def shares(set_optimizer_state):
+        state = copy.deepcopy(learner.get_state(components="optimizer")["optimizer"])
+        set_optimizer_state(state)
+        kept = learner.get_optimizer("agent_0").state_dict()["state"][0]["exp_avg"]
+        return np.shares_memory(state[name]["state"]["state"][0]["exp_avg"], kept.numpy())
+
+    assert shares(lambda state: TorchLearner._set_optimizer_state(learner, state))
+    assert not shares(learner._set_optimizer_state)

@@ -35,7 +35,7 @@ from thrust_rllib.options import checks_keywords
 from thrust_rllib.rl_modules.mlp import MLPModule
 from thrust_rllib.rl_modules.recurrent import module_class_for
 from thrust_rllib.sampling.agent_groups import agent_groups
-from thrust_rllib.teams import AgentToModule, DeclaredTeam, Team, is_team, mapped_table, team_table
+from thrust_rllib.teams import AgentToModule, DeclaredTeam, Team, is_team, mapped_table, policy_specs, team_table
 from thrust_rllib.unserved_options import refuse_swallowed
 
 AUDIT_VARIABLE = "THRUST_RLLIB_AUDIT"
@@ -281,10 +281,10 @@ class JointPPOConfig(PPOConfig):
                 table = team_table(self.team, agents)
                 super().multi_agent(policies=sorted(set(table.values())), policy_mapping_fn=AgentToModule(table))
             else:
-                table = mapped_table(self.policy_mapping_fn, agents, self.policies)
                 # A set of ids has another order in each process, and with it every module another first weight. A
                 # function is asked once: the table is the same in every process.
-                self.policies = dict(sorted(self.policies.items()))
+                self.policies = policy_specs(self.policies)
+                table = mapped_table(self.policy_mapping_fn, agents, self.policies)
                 self.policy_mapping_fn = AgentToModule(table)
             # What an earlier validation chose is not the user's choice.
             given = None if self.env_runner_cls is self.chosen_runner_cls else self.env_runner_cls

@@ -231,7 +231,7 @@ def check_team(config: JointPPOConfig, table: Mapping[AgentID, ModuleID]) -> Non
                 f"{list(table)}. Leave the loss out or use another environment."
             )
     _check_overrides(config)
-    modules = sorted(set(table.values()))
+    modules = sorted(config.policies)
     for module_id in modules:
         config.module_class(module_id)
     named: list[tuple[str, Any]] = [

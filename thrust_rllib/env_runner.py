@@ -75,19 +75,23 @@ class JointEnvRunner(TeamRunner):
     def make_env(self) -> None:
         if self.env is not None:
             self.env.close()
-        self.env = env = make_vector_env(
+        self.env = make_vector_env(
             self.config.env_spec or self.config.env, dict(self.config.env_config), self.config.num_envs_per_env_runner
         )
-        agents = list(env.possible_agents)
-        self._set_team(agents, env.num_envs)
-        self._groups = agent_groups(env, self.module_of, self.config.normalize_actions, self.config.clip_actions)
-        self._checks = RolloutChecks(self._env_name, agents, not self.config.disable_env_checking)
-        self._clock = EpisodeClock(self.num_envs, self.worker_index or 0)
+        self._take_in_team()
         if hasattr(self, "_actor"):  # environments that are made anew
             self._make_actor()
+        self._tell_env_created()
+
+    @override(TeamRunner)
+    def _take_in_team(self) -> None:
+        super()._take_in_team()
+        assert self.env is not None
+        self._groups = agent_groups(self.env, self.module_of, self.config.normalize_actions, self.config.clip_actions)
+        self._checks = RolloutChecks(self._env_name, list(self.module_of), not self.config.disable_env_checking)
+        self._clock = EpisodeClock(self.num_envs, self.worker_index or 0)
         # The pipelines are built from the spaces right after this, see MultiAgentEnvRunner.__init__.
         self.spaces = self.get_spaces()
-        self._tell_env_created()
 
     @override(MultiAgentEnvRunner)
     def get_spaces(self) -> dict[str, Any]:

@@ -40,9 +40,19 @@ class JointEpisodeRunner(TeamRunner):
     @override(MultiAgentEnvRunner)
     def __init__(self, config: Any, **kwargs: Any) -> None:
         super().__init__(config=config, **kwargs)
+        self._seed_actions()
+
+    def _seed_actions(self) -> None:
         if self.env is not None:
             for piece in self._module_to_env[TeamActions]:
                 piece.seed(self._next_actor_seed())
+
+    @override(TeamRunner)
+    def change_team(self, change: Any) -> bool:
+        changed = super().change_team(change)
+        if changed:
+            self._seed_actions()
+        return changed
 
     @override(MultiAgentEnvRunner)
     def make_env(self) -> None:
@@ -52,7 +62,7 @@ class JointEpisodeRunner(TeamRunner):
         self.env = MultiAgentVector(
             lambda: make_multi_agent_env(spec, context), self.config.num_envs_per_env_runner, spec.name
         )
-        self._set_team(self.env.possible_agents, self.env.num_envs)
+        self._take_in_team()
         self._tried_steps = 0
         self._evaluates = False
         self._tells_ends = self.config.callbacks_on_episode_end is not None or any(

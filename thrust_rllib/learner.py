@@ -30,6 +30,7 @@ from torch import Tensor
 from thrust_rllib import functional as F
 from thrust_rllib import metrics
 from thrust_rllib.audit import Audit
+from thrust_rllib.connectors.carry_over import carry_over
 from thrust_rllib.connectors.episodes_to_joint_batch import JOINT_BATCH
 from thrust_rllib.coupling_gradients import CouplingGradients, coupling_gradients
 from thrust_rllib.entropy_guard import EntropyGuard
@@ -65,6 +66,7 @@ class JointPPOLearner(TorchLearner):
     """
 
     _weights_seq_no: int
+    _learner_connector: Any
 
     # --- construction ---------------------------------------------------------------------------------------------
 
@@ -193,6 +195,9 @@ class JointPPOLearner(TorchLearner):
     def set_agent_to_module(self, mapping: AgentToModule) -> None:
         """Takes over who plays whom: the next rollouts have these agents and modules."""
         self.config.policy_mapping_fn = mapping
+        pieces = self._learner_connector
+        self._learner_connector = self.config.build_learner_connector(None, None, self._device)
+        carry_over(pieces, self._learner_connector)
         self._take_in_modules()
 
     # --- the update -----------------------------------------------------------------------------------------------
@@ -362,7 +367,7 @@ class JointPPOLearner(TorchLearner):
         return joint_rows(
             batches,
             values_of=self._values,
-            memories=self.memories,
+            memories={m: layout for m, layout in self.memories.items() if m in configs},
             normalizers=self._value_normalizers,
             gamma={m: config.gamma for m, config in configs.items()},
             lambda_={m: config.lambda_ for m, config in configs.items()},

@@ -12,6 +12,7 @@ from ray.rllib.core.learner.training_data import TrainingData
 from ray.rllib.utils.annotations import override
 
 from thrust_rllib.joint_batch import JointBatch
+from thrust_rllib.teams import AgentToModule
 
 GRACE_S = 10.0
 """How long the others may answer once a learner has failed: those that wait for it will never."""
@@ -93,6 +94,10 @@ class JointLearnerGroup(LearnerGroup):
         (result,) = self._get_results(self.foreach_learner(question, remote_actor_ids=ids, **kwargs))
         return result
 
+    def set_agent_to_module(self, mapping: AgentToModule) -> None:
+        """Tells all learners who plays whom from now on."""
+        self._get_results(self.foreach_learner(_set_agent_to_module, mapping=mapping))
+
     def _first_result(self, calls: list[ray.ObjectRef]) -> list[dict[str, Any]]:
         """Waits for all learners, but not for those that wait for one that failed."""
         learner_of = {call: k for k, call in enumerate(calls)}
@@ -133,3 +138,7 @@ class JointLearnerGroup(LearnerGroup):
         # Without grace: learners that are gone cannot be asked to leave the process group.
         self._backend_executor.shutdown(graceful_termination=False)
         self._workers, self._is_shut_down = None, True
+
+
+def _set_agent_to_module(learner: Any, mapping: AgentToModule) -> None:
+    learner.set_agent_to_module(mapping)

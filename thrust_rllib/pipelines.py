@@ -50,6 +50,9 @@ def env_to_module(config: JointPPOConfig, env: Any, spaces: Any, device: Any) ->
     else:
         shapes = {m: spaces[m][0].shape for m in config.policies if m in (spaces or {})}
     if config.normalize_observations:
+        # Moments also wait for a module that plays no agent yet: it may be given another one's.
+        waiting = {m: spec.observation_space for m, spec in config.policies.items() if m not in shapes and spec}
+        shapes |= {m: space.shape for m, space in waiting.items() if space is not None}
         pieces.append(ObservationNormalizer(shapes=shapes))
     if config.samples_episodes:
         pieces.append(TeamMemory())

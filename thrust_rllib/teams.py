@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
+from ray.rllib.policy.policy import PolicySpec
 
 from thrust_rllib.envs.names import nearest
 from thrust_rllib.joint_batch import AgentID, ModuleID
@@ -107,10 +108,17 @@ def team_table(team: Team, agents: Sequence[AgentID]) -> dict[AgentID, ModuleID]
     return {agent: table[agent] for agent in agents}
 
 
-def mapped_table(
+def policy_specs(policies: Mapping[ModuleID, Any]) -> dict[ModuleID, PolicySpec]:
+    """RLlib's `policies`, sorted; a configuration that comes from a checkpoint has tuples in them."""
+    return {
+        m: spec if isinstance(spec, PolicySpec) else PolicySpec(*(spec or ())) for m, spec in sorted(policies.items())
+    }
+
+
+def who_plays(
     mapping: Callable[..., Any], agents: Sequence[AgentID], policies: Collection[ModuleID]
 ) -> dict[AgentID, ModuleID]:
-    """{agent: module} from a user's `policy_mapping_fn`, which the fast door asks once, without an episode.
+    """{agent: module} from a user's `policy_mapping_fn`, which is asked once, without an episode.
 
     Raises:
         ValueError: the function fails without an episode, or names a module that `policies` does not have.
@@ -127,13 +135,31 @@ def mapped_table(
         if module_id not in policies:
             raise ValueError(
                 f"policy_mapping_fn maps agent {agent!r} to module {module_id!r}, which is not in policies: "
-                f"{sorted(policies)}{nearest(str(module_id), policies)} Give .multi_agent both policies and "
-                "policy_mapping_fn, or leave both out for a module per agent."
+                f"{sorted(policies)}{nearest(str(module_id), policies)} Let it name one of them; for a module per "
+                "agent leave both policies and policy_mapping_fn out."
             )
         table[agent] = module_id
-    if idle := sorted(set(policies) - set(table.values())):
+    return table
+
+
+def mapped_table(
+    mapping: Callable[..., Any], agents: Sequence[AgentID], policies: Mapping[ModuleID, PolicySpec]
+) -> dict[AgentID, ModuleID]:
+    """As `who_plays`; a module that plays no agent waits, if its `PolicySpec` has the spaces that it will see.
+
+    Raises:
+        ValueError: see `who_plays`; or a module plays no agent and its spaces are unknown.
+    """
+    table = who_plays(mapping, agents, policies)
+    playing = set(table.values())
+    idle = [
+        m
+        for m, spec in sorted(policies.items())
+        if m not in playing and (spec.observation_space is None or spec.action_space is None)
+    ]
+    if idle:
         raise ValueError(
-            f"modules {idle} play no agent: policy_mapping_fn maps the agents {list(agents)} to "
-            f"{sorted(set(table.values()))}. Leave them out of policies; this version has no modules in waiting."
+            f"modules {idle} play no agent: policy_mapping_fn maps the agents {list(agents)} to {sorted(playing)}. "
+            "Leave them out of policies, and call algo.add_module when they are needed."
         )
     return table

@@ -236,14 +236,6 @@ def test_what_is_frozen_now_counts_whatever_the_checkpoint_trained(build, tmp_pa
     assert largest_difference({"m": after["agent_0"]}, {"m": before["agent_0"]}) > 0.0
 
 
-def test_modules_cannot_come_and_go_in_this_version(build):
-    algo = build(tiny_config())
-    with pytest.raises(ValueError, match="cannot be added"):
-        algo.add_module("another")
-    with pytest.raises(ValueError, match="cannot be removed"):
-        algo.remove_module("agent_0")
-
-
 def test_nobody_answering_is_told_and_ends_the_run(build, caplog, monkeypatch):
     algo = build(tiny_config())
     monkeypatch.setattr(algo, "_sample", lambda: [])

@@ -51,8 +51,9 @@ def group(request, ray_session):
     group.shutdown()
 
 
-@pytest.mark.parametrize("model", ["mlp", "lstm", "gru"])
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize(
+    ("name", "model"), [*((name, model) for name in SETTINGS for model in ("mlp", "lstm")), ("whole batches", "gru")]
+)
 def test_ten_updates_give_what_one_learner_gives(group, name, model):
     options = SETTINGS[name]
     rollouts, spaces = rollouts_of(team(0, model, **options), 10)
@@ -62,8 +63,7 @@ def test_ten_updates_give_what_one_learner_gives(group, name, model):
     )
 
 
-@pytest.mark.parametrize("agents", [2, 5])
-@pytest.mark.parametrize("model", ["mlp", "lstm"])
+@pytest.mark.parametrize(("model", "agents"), [("mlp", 5), ("lstm", 2)])
 def test_a_hundred_updates_stay_close(group, model, agents):
     """Rounding differs between one sum and several; it does not grow much."""
     options = {"env_config": {"agents": agents, "episode_length": 10}, "trained": None}

@@ -141,7 +141,7 @@ class EpisodesToJointBatch(ConnectorV2):
             episode_start[f.first, f.column] = f.times[0] == 0
         last_in_column = {f.column: f for f in fragments}
         begins = None
-        if recurrent is not None and recurrent.layouts:
+        if recurrent is not None and any(m in recurrent.layouts for m in self.codec.modules):
             begins = sequence_rows(fragments, envs, recurrent.sequence_length, self._whole_episodes)
         streams, following = {}, {}
         for module_id, codec in self.codec.modules.items():

@@ -14,6 +14,7 @@ from ray.rllib.env.env_context import EnvContext
 from ray.rllib.env.multi_agent_env_runner import MultiAgentEnvRunner
 from ray.rllib.utils.annotations import override
 from ray.rllib.utils.metrics import (
+    EPISODE_MODULE_RETURN_MEAN,
     NUM_AGENT_STEPS_SAMPLED,
     NUM_AGENT_STEPS_SAMPLED_LIFETIME,
     NUM_ENV_STEPS_SAMPLED,
@@ -25,24 +26,37 @@ from ray.rllib.utils.metrics import (
 )
 from ray.rllib.utils.typing import ResultDict
 
+from thrust_rllib.connectors.carry_over import carry_over
 from thrust_rllib.connectors.observation_normalizer import ObservationNormalizer
 from thrust_rllib.joint_batch import AgentID, ModuleID
 from thrust_rllib.sampling.episode_statistics import EpisodeStatistics
 
 logger = logging.getLogger(__name__)
 
+PER_MODULE_METRICS = EPISODE_MODULE_RETURN_MEAN, NUM_MODULE_STEPS_SAMPLED, NUM_MODULE_STEPS_SAMPLED_LIFETIME
+"""What runners report of each module: {name: {module: value}}."""
+
 
 class TeamRunner(MultiAgentEnvRunner):
     """Base of the runners; a subclass makes the environments and samples.
 
-    A subclass calls `_set_team` in its `make_env`, then `_tell_env_created`.
+    A subclass calls `_take_in_team` in its `make_env`, then `_tell_env_created`.
     """
 
+    config: Any
+    spaces: dict[str, Any]
     module_of: dict[AgentID, ModuleID]
+    team_number = 0
+    """Of the last change of the team that was taken over; 0 as it was built."""
+    _env_to_module: Any
+    _module_to_env: Any
+    _ongoing_episodes: list[Any]
 
-    def _set_team(self, agents: list[AgentID], num_envs: int) -> None:
-        """Takes over the agents of new environments; environments that are made anew go on with other seeds."""
-        self.num_envs = num_envs
+    def _take_in_team(self) -> None:
+        """Takes over the agents of the environments; those that are made anew go on with other seeds."""
+        assert self.env is not None
+        agents = list(self.env.possible_agents)
+        self.num_envs = num_envs = self.env.num_envs
         self.module_of = {agent: self.config.module_for_agent(agent) for agent in agents}
         self._statistics = EpisodeStatistics(agents, self.module_of, num_envs, self._metrics_window())
         if not hasattr(self, "_env_seeds"):
@@ -84,10 +98,51 @@ class TeamRunner(MultiAgentEnvRunner):
     @override(MultiAgentEnvRunner)
     def make_module(self) -> None:
         spec = self.config.get_multi_rl_module_spec(spaces=self.get_spaces(), inference_only=True)
+        for module_spec in spec.rl_module_specs.values():
+            module_spec.inference_only = True  # RLlib leaves specs that are given module by module as they are
         self.module = spec.build()
         self.module.foreach_module(
             lambda _, module: module.to(self._device) if isinstance(module, torch.nn.Module) else module
         )
+
+    def change_team(self, change: Any) -> bool:
+        """Takes over a changed team, if it has not yet; its weights have to be handed out then.
+
+        Environments are reset, episodes in progress are dropped, memories begin anew. What connector pieces have
+        gathered is kept, moments of observations for the modules that stay.
+
+        Args:
+            change: a `thrust_rllib.team_changes.TeamChange`.
+
+        Returns:
+            Whether anything has changed.
+        """
+        if self.team_number == change.number:
+            return False
+        self.team_number = change.number
+        before, self.config = self.config, change.applied_to(self.config)
+        pieces = self._env_to_module, self._module_to_env
+        if self.env is None:
+            self.spaces = {**self.spaces, **change.spaces}
+        elif self.config.policy_mapping_fn.table != before.policy_mapping_fn.table:
+            self._take_in_team()
+        self._env_to_module = self.config.build_env_to_module_connector(
+            env=self.env, spaces=self.spaces, device=self._device
+        )
+        self._module_to_env = self.config.build_module_to_env_connector(
+            env=self.env.unwrapped if self.env else None, spaces=self.spaces
+        )
+        for old, new in zip(pieces, (self._env_to_module, self._module_to_env), strict=True):
+            carry_over(old, new)
+        self.make_module()
+        self._cached_to_module = None
+        self._ongoing_episodes = [None] * self.num_envs
+        self._ongoing_episodes_for_metrics.clear()
+        self._needs_initial_reset = True
+        for module_id in sorted(set(before.policies) - set(self.config.policies)):
+            for name in PER_MODULE_METRICS:
+                self.metrics.delete(name, module_id, key_error=False)
+        return True
 
     @property
     def normalizer(self) -> ObservationNormalizer | None:
