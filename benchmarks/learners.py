@@ -4,7 +4,7 @@
     python benchmarks/learners.py --cases large small --rounds 9
     python benchmarks/learners.py --learners 3                   # on a machine with as many cores
 
-Takes about 6 minutes on two cores. Bar: the case "large" is at least 1.5 times as fast with two learners.
+Takes about 7 minutes on two idle cores. Bar: the case "large" is at least 1.5 times as fast with two learners.
 
 | case                 | networks of each agent      | losses that couple agents |
 |----------------------|-----------------------------|---------------------------|
@@ -210,17 +210,17 @@ def measure(name: str, args: argparse.Namespace) -> list[Row]:
 
 
 def draw(rows: list[Row]) -> Figure:
-    """The ratios of all cases, a column for each number of learners."""
+    """The ratios of all cases, a column for each number of learners and clock."""
     ratios = [row for row in rows if row["unit"] == RATIO]
     cases = [name for name in CASES if any(row["case"] == name for row in ratios)]
     figure = new_figure("Several learners against one remote learner", 3.0 + 1.6 * len(cases), 4.6)
     axes = figure.add_subplot()
     panel(axes, "Median, minimum and maximum of the rounds", "times as fast as one learner")
-    numbers = sorted({row["learners"] for row in ratios}, key=int)
-    for k, learners in enumerate(numbers):
-        mine = [row for row in ratios if row["learners"] == learners]
-        places = [cases.index(row["case"]) + 0.3 * (k - (len(numbers) - 1) / 2) for row in mine]
-        draw_columns(axes, places, mine, 0.28, f"{learners} learners")
+    sides = list(dict.fromkeys((row["learners"], row["clock"]) for row in ratios))
+    for k, (learners, clock) in enumerate(sides):
+        mine = [row for row in ratios if (row["learners"], row["clock"]) == (learners, clock)]
+        places = [cases.index(row["case"]) + 0.3 * (k - (len(sides) - 1) / 2) for row in mine]
+        draw_columns(axes, places, mine, 0.28, f"{learners} learners, {clock} clock")
     draw_bar(axes, BAR, f'bar of "{BARRED}", {BAR:g}')
     axes.set_xticks(range(len(cases)), cases)
     figure.legend(loc="outside right upper", frameon=False, fontsize=8.5)
@@ -258,7 +258,7 @@ def show(rows: list[Row], args: argparse.Namespace) -> bool:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    options = parser(__doc__, rounds=5, warmup=1)
+    options = parser(__doc__, rounds=4, warmup=1)
     options.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), help="of the table; default: all")
     options.add_argument("--learners", type=int, default=2, help="against one")
     options.add_argument("--agents", type=int, default=AGENTS)

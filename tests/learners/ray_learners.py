@@ -18,7 +18,7 @@ from tests.support import largest_difference, make_learner, optimizer_states, pa
 from thrust_rllib import JensenShannon, JointEnvRunner, RedundancyPenalty
 from thrust_rllib.episode_runner import JointEpisodeRunner
 
-LIMIT_S = 60
+LIMIT_S = 100
 """How long learners may take to answer: if one of them waits for the others in vain, it waits for minutes."""
 ROWS, MINIBATCH = 49, 24
 """Of a rollout and a joint minibatch, whatever the number of learners: the last minibatch has one row."""
