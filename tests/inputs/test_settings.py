@@ -108,7 +108,7 @@ def test_a_group_of_runners_is_made_as_asked(ray_session):
         ("validate_env_runners_after_construction", EnvRunnerGroup._setup),
         ("sync_filters_on_rollout_workers_timeout_s", EnvRunnerGroup._merge_env_runner_connector_states),
         ("env_runner_health_probe_timeout_s", EnvRunnerGroup.probe_unhealthy_env_runners),
-        ("env_runner_restore_timeout_s", JointPPO.restore_env_runners),
+        ("env_runner_restore_timeout_s", Algorithm.restore_env_runners),  # which ours calls
         ("delay_between_env_runner_restarts_s", FaultAwareApply.apply),
         ("evaluation_sample_timeout_s", JointPPO._evaluate_with_fixed_duration),
         ("evaluation_unhealthy_workers_timeout_s", JointPPO._maybe_wait_for_eval_env_runner_recovery),
