@@ -455,7 +455,7 @@ class JointPPO(PPO):
 
 def _told(runner: Any, change: TeamChange, state: dict[str, Any]) -> bool:
     """Runs in a runner: whether it did not have the team yet, which it has now, with the state that belongs to it."""
-    changed = bool(runner.change_team(change))
+    changed: bool = runner.change_team(change)
     if changed:
         runner.set_state(state)
     return changed

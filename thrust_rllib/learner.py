@@ -176,10 +176,12 @@ class JointPPOLearner(TorchLearner):
         Raises:
             ValueError: the module cannot be trained here; it is not there then.
         """
+        trained = self.config.policies_to_train
         spec = super().add_module(**kwargs)
         try:
             self._take_in_modules()
         except ValueError:
+            self.config.policies_to_train = trained
             self.remove_module(kwargs["module_id"])
             raise
         return spec

@@ -78,8 +78,7 @@ def finish_alike(modules: Mapping[ModuleID, Any], ranks: Ranks, audit: bool) -> 
     if not audit:
         return
     parameters = {f"{m}.{name}": p.detach() for m, module in modules.items() for name, p in module.named_parameters()}
-    sums = torch.stack([p.double().sum() for p in parameters.values()])
-    found = ranks.gather(sums).nan_to_num()
+    found = ranks.gather(torch.stack([_fingerprint(p) for p in parameters.values()])).nan_to_num()
     if len(different := _unlike_first(found)):
         where = [name for name, unlike in zip(parameters, (found != found[0]).any(0).tolist(), strict=True) if unlike]
         raise AlignmentError(
@@ -93,6 +92,11 @@ def _tensors(modules: Mapping[ModuleID, Any]) -> Iterator[tuple[str, Tensor]]:
     for module_id, module in modules.items():
         for name, x in [*module.named_parameters(), *module.named_buffers()]:
             yield f"{module_id}.{name}", x
+
+
+def _fingerprint(x: Tensor) -> Tensor:
+    """One number that tells tensors apart, also those with the same numbers in other places."""
+    return x.double().flatten() @ torch.arange(1.0, x.numel() + 1, dtype=torch.float64, device=x.device)
 
 
 def _unlike_first(found: Tensor) -> list[int]:

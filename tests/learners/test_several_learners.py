@@ -251,6 +251,17 @@ def test_learners_that_have_come_apart_are_told_by_the_audit():
     assert len(several.errors) == 3
 
 
+def test_the_audit_tells_numbers_that_have_changed_places():
+    config = config_of(**COUPLED)
+    spaces, (batches,) = rollouts(config, updates=1)
+    several = ThreadLearners(config, 2, spaces)
+    weights = several.learners[1].module["agent_1"].unwrapped().trunk[0].weight
+    with torch.no_grad():
+        weights.copy_(weights.flip(0))
+    with pytest.raises(AlignmentError, match=r"learners \[1\] have other parameters than learner 0"):
+        several.update(batches)
+
+
 class Shuffled(MLPModule):
     """Another order of its parameters in every second one that is built."""
 
