@@ -114,7 +114,7 @@ def collective_bytes(case: str, cut_rows: float) -> tuple[float, int]:
     width = 3 * AGENTS + ((HIDDEN + ACTIONS) * AGENTS if "couplings" in CASES[case] else 0)
     gradients = network_numbers(case) + tensors + 2 * modules + 1
     each = 4 * (MINIBATCH // LEARNERS * width + gradients)
-    return 4 * 8 + 4 * AGENTS * (BATCH + cut_rows) + steps * each, 2 + 2 * steps
+    return 8 * (4 + RUNNERS) + 4 * AGENTS * (BATCH + cut_rows) + steps * each, 3 + 2 * steps
 
 
 # --- what is measured ---------------------------------------------------------------------------------------------

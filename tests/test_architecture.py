@@ -22,16 +22,17 @@ LAYERS: dict[str, list[str]] = {
     "modules and connectors": ["rl_modules.", "connectors."],
     "sampling": ["sampling.", "env_runner", "episode_runner"],
     "losses": [
-        "ranks", "minibatches", "sequences", "joint_values", "joint_rows", "audit", "module_forward", "joint_losses",
-        "shared_minibatch", "minibatch_losses", "optimizer_pass", "coupling_gradients", "gradient_sum",
+        "ranks", "minibatches", "sequences", "joint_values", "valid_rows", "joint_advantages", "joint_rows", "audit",
+        "module_forward", "joint_losses", "shared_minibatch", "minibatch_losses", "optimizer_pass",
+        "coupling_gradients", "gradient_sum",
     ],
     "learning": [
-        "metrics", "target_kl", "entropy_guard", "notices", "learner_checks", "learners_alike", "learner",
-        "learner_group",
+        "metrics", "target_kl", "entropy_guard", "notices", "learner_checks", "learners_alike", "rollouts",
+        "team_learner", "learner", "learner_group",
     ],
     "algorithm": [
-        "unserved_options", "config_checks", "doors", "pipelines", "config", "team_changes", "algorithm",
-        "registration",
+        "unserved_options", "config_checks", "doors", "pipelines", "config", "team_changes",
+        "team_algorithm", "algorithm", "registration",
     ],
     "runs": ["confidence", "recipes", "evaluation", "baselines", "trained_team", "team_features"],
     "command line": ["command_line.", "reporting.", "report", "cli", "__main__"],

@@ -189,11 +189,10 @@ def train(
         env=env, env_config=env_config or (), iterations=iterations, steps=steps, minutes=minutes, runners=runners,
         envs_per_runner=envs_per_runner, learners=learners, threads=threads, address=address, seed=seed, lr=lr,
         critic_lr=critic_lr, gamma=gamma, lambda_=lambda_, entropy=entropy, batch=batch, minibatch=minibatch,
-        epochs=epochs,
-        normalize_observations=normalize_observations, settings=settings or (), redundancy=redundancy,
+        epochs=epochs, normalize_observations=normalize_observations, settings=settings or (), redundancy=redundancy,
         policies=None if policies is None else policies.value, cell=None if cell is None else cell.value,
-        model=model or (), freeze=freeze or (), output=output,
-        checkpoint_every=checkpoint_every, eval_episodes=eval_episodes, live=live, traceback=traceback,
+        model=model or (), freeze=freeze or (), output=output, checkpoint_every=checkpoint_every,
+        eval_episodes=eval_episodes, live=live, traceback=traceback,
     )  # fmt: skip
     raise typer.Exit(run(options))
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
+from thrust_rllib.joint_losses import Decisive
 from thrust_rllib.optimizer_pass import OptimizerPass
 from thrust_rllib.ranks import Ranks
 
 
-def sum_gradients(passes: Sequence[OptimizerPass], numbers: Tensor, ranks: Ranks) -> Tensor:
+def sum_gradients(passes: Sequence[OptimizerPass], decisive: Decisive, ranks: Ranks) -> Decisive:
     """Replaces each pass's gradients by their sum over the learners.
 
     A parameter has a gradient where it has one for any learner, as it would for one learner with all rows; no gradient
@@ -19,15 +19,16 @@ def sum_gradients(passes: Sequence[OptimizerPass], numbers: Tensor, ranks: Ranks
 
     Args:
         passes: whose gradients were computed, not clipped yet.
-        numbers: [k] of which the mean over the learners travels along: what all of them must decide alike. Computed
-            from the same rows they are equal but for the rounding of unlike machines.
+        decisive: of this minibatch. Computed from the same rows it is equal but for the rounding of unlike machines;
+            its mean over the learners travels along, so that all decide alike.
         ranks: the learners.
 
     Returns:
-        [k], the mean.
+        The mean.
     """
     if ranks.size == 1:
-        return numbers
+        return decisive
+    numbers = decisive.flat()
     params = [p for optimizer_pass in passes for p in optimizer_pass.all_params]
     grads = [g for optimizer_pass in passes for g in optimizer_pass.all_grads]
     flat = [p.new_zeros(p.numel()) if g is None else g.flatten() for p, g in zip(params, grads, strict=True)]
@@ -39,4 +40,4 @@ def sum_gradients(passes: Sequence[OptimizerPass], numbers: Tensor, ranks: Ranks
     )
     for optimizer_pass in passes:
         optimizer_pass.all_grads = [next(found) for _ in optimizer_pass.all_params]
-    return total / ranks.size
+    return Decisive.of_flat(total / ranks.size)

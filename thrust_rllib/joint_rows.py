@@ -12,13 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thrust_rllib.functional import RunningMoments, generalized_advantages, standardize
+from thrust_rllib.functional import RunningMoments, standardize
+from thrust_rllib.joint_advantages import joint_advantages
 from thrust_rllib.joint_batch import AgentID, JointBatch, ModuleID, ModuleStreams
 from thrust_rllib.joint_values import ValuesOf, joint_values
 from thrust_rllib.minibatches import Units
 from thrust_rllib.ranks import ALONE, Ranks
 from thrust_rllib.rl_modules.memory import MemoryLayout
 from thrust_rllib.sequences import ModuleSequences, RowSequences, SequenceLayout, row_sequences
+from thrust_rllib.valid_rows import ValidRows
 
 
 @dataclass(frozen=True)
@@ -154,9 +156,9 @@ def joint_rows(
 
     In this order:
 
-    1. values of all observations and of what follows truncated and last rows, one forward per module (a recurrent one
-       takes one more step of its cell for what follows, from its state behind the row);
-    2. advantages and value targets per batch, along time, in the units of the rewards;
+    1. values of all observations and of what follows truncated and last rows, module by module (a recurrent one takes
+       one more step of its cell for what follows, from its state behind the row);
+    2. advantages and value targets along time, in the units of the rewards;
     3. rows of all batches behind each other, padding left out;
     4. value targets into the network's units (where values are normalised, the moments take them in first);
     5. advantages standardised per agent over the whole rollout, if so configured.
@@ -175,8 +177,8 @@ def joint_rows(
         ranks: the learners that have these batches; they share step 1, and do the rest alike.
 
     Raises:
-        ValueError: no batch, batches of different teams, values that are not finite, or a batch that does not say where
-            sequences begin and with which states.
+        ValueError: no batch, batches of different teams or shapes, values that are not finite, or a batch that does not
+            say where sequences begin and with which states.
     """
     modules = _check_same_team(batches)
     values = joint_values(batches, values_of, memories, device, ranks)
@@ -190,23 +192,17 @@ def joint_rows(
     mean = per_agent([0.0 if moments is None else float(moments.mean) for moments in normalized])
     std = per_agent([1.0 if moments is None else float(moments.std) for moments in normalized])
 
-    parts: list[tuple[Tensor, ...]] = []
-    for index, batch in enumerate(batches):
-        raw, following = (torch.cat([values[m][index][part] for m in modules], dim=1) for part in (0, 1))
-        advantages, targets = generalized_advantages(
-            _gather(batch, "rewards", modules),
-            raw * std + mean,
-            _gather(batch, "terminated", modules),
-            _gather(batch, "truncated", modules),
-            following * std + mean if bootstrap else torch.zeros_like(following),
-            per_agent([gamma[m] for m in modules]),
-            per_agent([lambda_[m] for m in modules]),
-            _gather(batch, "present", modules),
-        )
-        logp, present = (_gather(batch, name, modules) for name in ("action_logp", "present"))
-        valid = torch.tensor(batch.valid.ravel())
-        parts.append(tuple(_rows(x, valid) for x in (logp, raw, advantages, targets, present)))
-    logp, raw, advantages, targets, present = (torch.cat(x, dim=1) for x in zip(*parts, strict=True))
+    valid = ValidRows.of(batches)
+    logp, raw, advantages, targets, present = joint_advantages(
+        batches,
+        values,
+        valid,
+        mean=mean,
+        std=std,
+        gamma=per_agent([gamma[m] for m in modules]),
+        lambda_=per_agent([lambda_[m] for m in modules]),
+        bootstrap=bootstrap,
+    )
 
     start = 0
     for moments, size in zip(normalized, sizes, strict=True):
@@ -221,7 +217,7 @@ def joint_rows(
         advantages = standardize(advantages, present, dim=1, floor="max")
     return JointRows(
         modules={
-            m: _module_rows(batches, m, agents, mine, memories.get(m), device)
+            m: _module_rows(batches, valid, m, agents, mine, memories.get(m), device)
             for (m, agents), mine in zip(modules.items(), present.split(sizes), strict=True)
         },
         columns=torch.stack([logp, raw, advantages, targets]).to(device),
@@ -254,19 +250,9 @@ def _sequences(batches: Sequence[JointBatch], present: Tensor) -> RowSequences:
     )
 
 
-def _gather(batch: JointBatch, name: str, modules: Mapping[ModuleID, tuple[AgentID, ...]]) -> Tensor:
-    """A field [T, N, E] of all agents."""
-    return torch.from_numpy(np.concatenate([getattr(batch.modules[m], name) for m in modules], axis=1))
-
-
-def _rows(x: Tensor, valid: Tensor) -> Tensor:
-    """[T, N, E] to the valid joint rows [N, M]."""
-    rows = x.transpose(0, 1).reshape(x.shape[1], -1)
-    return rows if valid.all() else rows[:, valid]
-
-
 def _module_rows(
     batches: Sequence[JointBatch],
+    valid: ValidRows,
     module_id: ModuleID,
     agents: tuple[AgentID, ...],
     present: Tensor,
@@ -276,12 +262,7 @@ def _module_rows(
     everywhere = bool(present.all())
 
     def field(name: str, absent: int = 0) -> Tensor:
-        parts = []
-        for batch in batches:
-            array = np.swapaxes(getattr(batch.modules[module_id], name), 0, 1)  # [n, T, E, …]
-            rows = array.reshape(array.shape[0], -1, *array.shape[3:])
-            parts.append(rows if batch.valid.all() else rows[:, batch.valid.ravel()])
-        joined = torch.from_numpy(np.ascontiguousarray(np.concatenate(parts, axis=1)))
+        joined = torch.from_numpy(valid.join([getattr(batch.modules[module_id], name) for batch in batches]))
         if not everywhere:  # numbers without meaning would reach gradients as 0 times infinity
             joined[~present] = absent
         return joined.to(device)

@@ -5,7 +5,9 @@ Letters as in `joint_batch`.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -38,7 +40,8 @@ def joint_values(
 
     Args:
         batches: of one team.
-        values_of: one forward pass of a module's critic.
+        values_of: a module's critic; without a memory it is asked for at most `VALUE_ROWS` rows at a time, and shall
+            leave them as they are.
         memories: {module: what its state is} of the recurrent modules.
         device: of the modules.
         ranks: the learners that have these batches.
@@ -88,14 +91,27 @@ def _observations(batches: Sequence[JointBatch], module_id: ModuleID) -> list[np
 
 def _of_rows(batches: Sequence[JointBatch], module_id: ModuleID, values_of: ValuesOf, ranks: Ranks) -> Tensor:
     """Values of all observations of a feed-forward module, in their order; 0 for those of other learners."""
-    obs = torch.from_numpy(np.concatenate(_observations(batches, module_id)))
-    if ranks.size == 1:
-        return values_of(module_id, obs, None).float().cpu()
-    values = torch.zeros(len(obs))
-    mine = ranks.part(len(obs))
-    if mine.stop > mine.start:
-        values[mine] = values_of(module_id, obs[mine], None).float().cpu()
+    arrays = _observations(batches, module_id)
+    ends = list(itertools.accumulate(len(x) for x in arrays))
+    values = torch.zeros(ends[-1])
+    mine = ranks.part(len(values))
+    for start in range(mine.start, mine.stop, VALUE_ROWS):
+        rows = slice(start, min(start + VALUE_ROWS, mine.stop))
+        values[rows] = values_of(module_id, _joined(arrays, ends, rows), None).float().cpu()
     return values
+
+
+def _joined(arrays: Sequence[np.ndarray], ends: Sequence[int], rows: slice) -> Tensor:
+    """Some rows, at least one, of arrays that stand behind each other and end at `ends`; the others are not read."""
+    first, last = bisect.bisect_right(ends, rows.start), bisect.bisect_left(ends, rows.stop)
+    before = ends[first] - len(arrays[first])
+    pieces = list(arrays[first : last + 1])
+    pieces[-1] = pieces[-1][: len(pieces[-1]) - (ends[last] - rows.stop)]
+    pieces[0] = pieces[0][rows.start - before :]
+    dtype = np.result_type(*{x.dtype for x in arrays})
+    if len(pieces) == 1 and pieces[0].dtype == dtype and pieces[0].flags.writeable:
+        return torch.from_numpy(pieces[0])
+    return torch.from_numpy(np.concatenate(pieces, dtype=dtype))  # a copy: arrays of Ray's object store are read-only
 
 
 def _of_sequences(
@@ -128,16 +144,20 @@ def _in_place(batches: Sequence[JointBatch], module_id: ModuleID, values: Tensor
             "the observations with .env_runners(normalize_observations=True)."
         )
     streams = [batch.modules[module_id] for batch in batches]
-    following_rows = [len(s.agents) * len(batch.bootstrap_rows) for batch, s in zip(batches, streams, strict=True)]
-    chunks = values.split([s.rewards.size for s in streams] + following_rows)
-    result = []
-    for batch, s, own, after in zip(batches, streams, chunks, chunks[len(streams) :], strict=False):
-        steps, n, envs = s.rewards.shape
-        following = torch.zeros(steps, envs, n)
-        rows = torch.tensor(batch.bootstrap_rows)  # a copy: arrays out of Ray's object store are read-only
-        following.view(steps * envs, n)[rows] = after.view(n, -1).T
-        result.append((own.view(steps, n, envs), following.transpose(1, 2)))
-    return result
+    n = len(streams[0].agents)
+    own, after = values.split([sum(s.rewards.size for s in streams), n * sum(len(b.bootstrap_rows) for b in batches)])
+    afters = after.split([n * len(batch.bootstrap_rows) for batch in batches])
+    sizes = [batch.valid.size for batch in batches]
+    first_rows = itertools.accumulate(sizes, initial=0)
+    rows = np.concatenate([first + batch.bootstrap_rows for first, batch in zip(first_rows, batches, strict=False)])
+    following = torch.zeros(sum(sizes), n)
+    following[torch.from_numpy(rows)] = torch.cat([x.view(n, -1) for x in afters], dim=1).T
+    return [
+        (x.view(s.rewards.shape), y.view(*batch.valid.shape, n).transpose(1, 2))
+        for batch, s, x, y in zip(
+            batches, streams, own.split([s.rewards.size for s in streams]), following.split(sizes), strict=True
+        )
+    ]
 
 
 def _in_time(

@@ -1,16 +1,13 @@
-"""What the learner can train on: its modules, checked when it is built, and the rollouts of an update."""
+"""What the learner can train on: its modules, checked when it is built, and the team of a rollout."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import ray
 import torch
 from ray.rllib.core.columns import Columns
-from ray.rllib.core.learner.training_data import TrainingData
 from ray.rllib.core.rl_module.apis import ValueFunctionAPI
-from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 
 from thrust_rllib.cross_agent_losses import CrossAgentLoss
 from thrust_rllib.joint_batch import JointBatch, ModuleID
@@ -132,25 +129,6 @@ def prepare_couplings(
             prepare(spaces)
         except ValueError as error:
             raise ValueError(f"cross-agent loss {name!r}: {error}") from error
-
-
-def rollouts_of(training_data: TrainingData) -> list[Any]:
-    """The rollouts inside RLlib's envelope, fetched where they are references: batches, or episodes.
-
-    Raises:
-        ValueError: there is none, something else is in it, or both kinds.
-    """
-    if training_data.episodes_refs is not None:
-        found = [rollout for part in ray.get(list(training_data.episodes_refs)) for rollout in part]
-    else:
-        found = list(training_data.episodes or [])
-    if not found or not any(all(isinstance(x, kind) for x in found) for kind in (JointBatch, MultiAgentEpisode)):
-        kinds = sorted({type(rollout).__name__ for rollout in found})
-        raise ValueError(
-            f"JointPPOLearner got {kinds or 'no rollout'}; needed: JointBatch objects, as JointEnvRunner samples them, "
-            "or episodes, as JointEpisodeRunner does"
-        )
-    return found
 
 
 def check_team(rollouts: Sequence[JointBatch], module_ids: Sequence[ModuleID], mapping: Callable[..., Any]) -> None:

@@ -45,6 +45,7 @@ class JointLearnerGroup(LearnerGroup):
 
         Raises:
             ValueError: batches mixed with references, or what the learners refuse.
+            RolloutsLostError: all rollouts are lost with their runners.
             RuntimeError: a learner failed while others waited for it, now or before; the group is of no use then.
         """
         references = [r for r in rollouts if isinstance(r, ray.ObjectRef)]
@@ -52,7 +53,7 @@ class JointLearnerGroup(LearnerGroup):
             raise ValueError("rollouts are a mixture of batches and references; give all of one kind")
         if self.is_local:
             if references:
-                data = TrainingData(episodes=[batch for part in ray.get(references) for batch in part])
+                data = TrainingData(episodes_refs=references)
             else:
                 data = TrainingData(episodes=[batch for part in rollouts for batch in part])
             return [self._learner.update(training_data=data, timesteps=timesteps, **kwargs)]

@@ -161,17 +161,15 @@ def test_dead_runners_are_waited_for_as_often_as_asked(monkeypatch, caplog):
     config = tiny_config().fault_tolerance(num_consecutive_env_runner_failures_tolerance=4)
     algo = bare(config, Group(healthy=0))
     with caplog.at_level("WARNING", logger="thrust_rllib"):
-        for algo._empty_iterations in range(1, 5):
-            algo._tell_nothing_came()
+        for _ in range(4):
+            algo._tell_nothing_came("no runner answered")
     assert len(pauses) == 4 and "none of the 2 runners is alive" in caplog.text
-    algo._empty_iterations = 5
     with pytest.raises(RuntimeError, match="5 iterations running, num_consecutive_env_runner_failures_tolerance=4"):
-        algo._tell_nothing_came()
+        algo._tell_nothing_came("no runner answered")
     # Nobody will come back.
     algo = bare(tiny_config().fault_tolerance(restart_failed_env_runners=False), Group(healthy=0))
-    algo._empty_iterations = 1
     with pytest.raises(RuntimeError, match="restart_failed_env_runners=False"):
-        algo._tell_nothing_came()
+        algo._tell_nothing_came("no runner answered")
 
 
 @pytest.mark.parametrize("options", [{"merge_env_runner_states": False}, {"broadcast_env_runner_states": False}])

@@ -19,6 +19,7 @@ from tests.support import largest_difference, make_learner, make_runner, paramet
 
 SCRIPT = Path(__file__).with_name("cluster_run.py")
 LIMIT_S = 120
+pytestmark = pytest.mark.slow_learners
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +102,6 @@ def test_a_cluster_gives_the_parameters_of_one_learner(on_cluster):
     assert largest_difference(found, before) > 1e-3  # one iteration less is another team
 
 
-@pytest.mark.slow_learners
 @pytest.mark.parametrize(("num_learners", "bound"), [(2, 0.0), (0, 1e-5)])
 def test_a_cluster_gives_the_parameters_of_one_machine(on_cluster, build, num_learners, bound):
     found, _ = on_cluster

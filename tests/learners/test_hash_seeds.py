@@ -21,7 +21,7 @@ from tests.support import largest_difference
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 120
-pytestmark = pytest.mark.timeout(3 * LIMIT_S + 30)
+pytestmark = [pytest.mark.slow_learners, pytest.mark.timeout(3 * LIMIT_S + 30)]
 
 
 @functools.cache
@@ -70,7 +70,6 @@ def test_two_learners_train_a_team_from_sets_as_one_does():
     assert largest_difference(start, alone) > 1e-3
 
 
-@pytest.mark.slow_learners
 def test_every_hash_seed_gives_the_same_numbers_to_the_bit():
     (zero, at_zero), (one, at_one), (unset, at_unset) = (run(hash_seed) for hash_seed in ("0", "1", None))
     assert zero["order"] != one["order"], "these hash seeds order the names alike; nothing was tested"

@@ -29,9 +29,9 @@ from thrust_rllib import learner_group
 pytestmark = [pytest.mark.usefixtures("ray_session"), pytest.mark.timeout(180)]
 
 
-@pytest.fixture(scope="module", params=[2, 3], ids=["two", "three"])
+@pytest.fixture(scope="module", params=[2, pytest.param(3, marks=pytest.mark.slow_learners)], ids=["two", "three"])
 def group(request, ray_session):
-    """A group of two, then one of three learners."""
+    """A group of two learners, in the slow tests also one of three."""
     group = group_of(team(request.param), rollouts_of(team(), 0)[1])
     yield group
     group.shutdown()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
+from ray.rllib.core.rl_module.torch import TorchRLModule
 
 from tests.support import box, declared_config, discrete, largest_difference, optimizer_states, parameters
 from thrust_rllib import RedundancyPenalty
@@ -231,6 +233,25 @@ def test_a_mistake_is_told_before_anything_has_changed(algo, call, arguments, op
         getattr(algo, call)(*arguments, **options)
     assert looks(algo) == before
     assert largest_difference(parameters(algo.learner_group._learner), weights) == 0.0
+
+
+class WithoutValues(TorchRLModule):
+    def setup(self):
+        self.layer = torch.nn.Linear(3, 2)
+
+    def _forward(self, batch, **kwargs):
+        return {}
+
+
+def test_a_learner_that_refuses_a_module_is_as_before(algo):
+    """Asked by itself, not by the algorithm, which asks first."""
+    learner = algo.learner_group._learner
+    before, weights = looks(algo), parameters(learner)
+    spec = RLModuleSpec(WithoutValues, observation_space=box(3), action_space=discrete(2))
+    with pytest.raises(ValueError, match="'new' \\(WithoutValues\\) has no value function"):
+        learner.add_module(module_id="new", module_spec=spec, new_should_module_be_updated=["a1", "new"])
+    assert looks(algo) == before
+    assert largest_difference(parameters(learner), weights) == 0.0
 
 
 @pytest.mark.parametrize("door", DOORS)

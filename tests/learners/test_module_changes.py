@@ -163,6 +163,18 @@ def test_a_league_of_self_play(build, door, model):
     assert play_episodes(algo, 2).returns.shape == (2, 3)
 
 
+def test_a_module_that_is_added_has_its_gradient_from_the_coupling_after_the_next_look(build):
+    """Until then the report is the last look's, of the modules that were there."""
+    algo = build(team(coupling_gradient_interval=2))
+    reported = []
+    for update in range(3):
+        found = algo.train()["learners"]
+        reported.append("redundancy" in found.get("new", {}).get("coupling_gradient", {}))
+        if update == 0:
+            algo.add_module("new", new_agent_to_module_mapping_fn=Plays(agent_1="new"))
+    assert reported == [False, False, True] and "redundancy" in found["agent_0"]["coupling_gradient"]
+
+
 def test_both_ways_of_sampling_give_the_same_batch_after_a_change(build):
     """Environments begin anew, memories too; a module that waits, recurrent or not, is in no batch."""
     batches = {}
@@ -310,6 +322,7 @@ def test_learners_and_runners_in_other_processes(build):
     assert sorted(first) == ["agent_0", "agent_2", "new", "small"] and largest_difference(first, second) == 0.0
 
 
+@pytest.mark.slow_learners
 def test_a_runner_that_comes_back_has_the_team_of_now(build):
     """Ray starts it again as it was before the change."""
     algo = build(team(runners={"num_env_runners": 1}).evaluation(evaluation_interval=None))

@@ -49,6 +49,7 @@ def start_again(groups):
                 now = ray.get(runner.apply.remote(process_id))
 
 
+@pytest.mark.slow_learners
 def test_a_restart_that_nobody_noticed_loses_no_team(build):
     """Without a local runner: moments are kept beside the learner."""
     runners = {

@@ -286,7 +286,7 @@ def test_different_updates_are_an_error_not_a_wait():
     config = config_of()
     spaces, (first, second) = rollouts(config, updates=2)
     several = ThreadLearners(config, 2, spaces)
-    with pytest.raises(ValueError, match="the learners were given different updates"):
+    with pytest.raises(ValueError, match="the learners were given different rollouts"):
         several.each(lambda learner: update(learner, first if learner.ranks.rank else [*first, *second]))
     several.update(first)
 
@@ -381,7 +381,7 @@ def test_messages_are_counted():
     for result, calls in zip(several.update(batches), several.calls, strict=True):
         shared, calls = result["__all_modules__"], calls[before:]
         assert shared["num_collectives"] == len(calls)
-        # The same update? Values; outputs and gradients of each minibatch; the audit's parameters alike?
-        assert [kind for kind, _ in calls] == ["gather", "sum", *["gather", "sum"] * 4, "gather"]
+        # The same update? The same rollouts? Values; outputs and gradients of each minibatch; the audit's parameters.
+        assert [kind for kind, _ in calls] == ["gather", "gather", "sum", *["gather", "sum"] * 4, "gather"]
         numbers = sum(n for _, n in calls)
         assert 4 * numbers <= shared["collective_bytes"] <= 8 * numbers and shared["collective_seconds"] > 0.0

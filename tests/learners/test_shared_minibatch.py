@@ -15,7 +15,7 @@ from tests.learners.test_several_learners import BATCH, COUPLED, MINIBATCH, Pair
 from tests.learners.threads import ThreadLearners, flat, talk
 from thrust_rllib import JensenShannon, JointPPOLearner, RedundancyPenalty
 from thrust_rllib.gradient_sum import sum_gradients
-from thrust_rllib.joint_losses import TeamOutputs
+from thrust_rllib.joint_losses import Decisive, TeamOutputs
 from thrust_rllib.joint_rows import JointRows
 from thrust_rllib.optimizer_pass import OptimizerPass
 from thrust_rllib.ranks import ALONE, Ranks
@@ -182,13 +182,15 @@ def test_a_gradient_is_there_for_all_learners_where_it_is_for_one(frozen):
                 torch.full_like(p, 10.0**ranks.rank * (k + 1)) if i in has[ranks.rank] else None
                 for i, p in enumerate(optimizer_pass.all_params)
             ]
-        numbers = sum_gradients(passes, torch.tensor([float(ranks.rank), 2.0]), ranks)
-        return passes, numbers
+        mine = float(ranks.rank)
+        decisive = Decisive(torch.tensor([mine, 2.0]), torch.tensor(3 * mine), torch.tensor([-1.0, -mine]))
+        return passes, sum_gradients(passes, decisive, ranks)
 
-    for (passes, numbers), calls in talk(3, work):
-        assert numbers.tolist() == [1.0, 2.0]
+    for (passes, decisive), calls in talk(3, work):
+        assert decisive.total.tolist() == [1.0, 2.0] and decisive.approx_kl.tolist() == [-1.0, -1.0]
+        assert decisive.coupling.shape == () and decisive.coupling.item() == 3.0
         parameters = sum(p.numel() + 1 for optimizer_pass in passes for p in optimizer_pass.all_params)
-        assert calls == [("sum", parameters + 2)]
+        assert calls == [("sum", parameters + 5)]
         for k, optimizer_pass in enumerate(passes):
             for i, (p, g) in enumerate(zip(optimizer_pass.all_params, optimizer_pass.all_grads, strict=True)):
                 expected = sum(10.0**rank * (k + 1) for rank, mine in has.items() if i in mine)
@@ -205,7 +207,7 @@ def test_a_gradient_that_is_not_finite_reaches_everybody():
             optimizer_pass.all_grads = [torch.zeros_like(p) for p in optimizer_pass.all_params]
         first.all_grads[0][1, 1] = [float("inf"), -float("inf"), 0.0][ranks.rank]
         second.all_grads[2][0, 2] = [0.0, 0.0, float("nan")][ranks.rank]
-        sum_gradients([first, second], torch.zeros(1), ranks)
+        sum_gradients([first, second], Decisive(torch.zeros(2), torch.zeros(()), torch.zeros(2)), ranks)
         return [
             [int((~torch.isfinite(g)).sum()) for g in optimizer_pass.all_grads] for optimizer_pass in (first, second)
         ]
@@ -215,11 +217,11 @@ def test_a_gradient_that_is_not_finite_reaches_everybody():
 
 
 def test_one_learner_keeps_its_gradients():
-    passes, numbers = passes_of(), torch.ones(3)
+    passes, decisive = passes_of(), Decisive(torch.ones(2), torch.ones(()), torch.ones(2))
     for optimizer_pass in passes:
         optimizer_pass.all_grads = [None, *map(torch.ones_like, optimizer_pass.all_params[1:])]
     before = [list(optimizer_pass.all_grads) for optimizer_pass in passes]
-    assert sum_gradients(passes, numbers, ALONE) is numbers
+    assert sum_gradients(passes, decisive, ALONE) is decisive
     for optimizer_pass, kept in zip(passes, before, strict=True):
         assert all(x is y for x, y in zip(optimizer_pass.all_grads, kept, strict=True))
 

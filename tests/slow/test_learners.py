@@ -1,10 +1,11 @@
-"""Several of Ray's learners against one in more settings than the default tests have; 2 minutes on two idle cores."""
+"""Several of Ray's learners against one in more settings than the default tests have; minutes on two idle cores."""
 
 from __future__ import annotations
 
 import os
 
 import pytest
+import ray
 import torch.distributed as dist
 
 from tests.learners.ray_learners import (
@@ -20,7 +21,8 @@ from tests.learners.ray_learners import (
     trained_alone,
     trained_inside,
 )
-from tests.support import largest_difference
+from tests.learners.test_lost_rollouts import wait_until_lost
+from tests.support import largest_difference, tiny_config
 from thrust_rllib import FeatureSimilarity, learner_group
 
 pytestmark = [pytest.mark.slow_learners, pytest.mark.usefixtures("ray_session"), pytest.mark.timeout(300)]
@@ -123,3 +125,44 @@ def test_an_algorithm_trains_as_with_one_learner(build, learners, model, runners
     (alone,) = of_all(one.learner_group, snapshot)
     for other in of_all(several.learner_group, snapshot):
         assert largest_difference(other["parameters"], alone["parameters"]) < 1e-5
+
+
+# ------------------------------------------------------------------------------------------ runners that die
+
+
+def test_training_goes_on_when_runners_die_behind_their_sample(build, monkeypatch, caplog):
+    algo = build(tiny_config(runners={"num_env_runners": 2}).fault_tolerance(restart_failed_env_runners=True))
+    dying = [1]
+    sample = algo._sample
+
+    def sample_and_die():
+        found = sample()
+        for index in dying:
+            ray.kill(algo.env_runner_group._worker_manager.actors()[index], no_restart=False)
+        for reference in found[: len(dying)]:
+            wait_until_lost(reference)
+        return found
+
+    monkeypatch.setattr(algo, "_sample", sample_and_die)
+    before = weights(algo)
+    with caplog.at_level("WARNING", logger="thrust_rllib"):
+        algo.train()
+        assert "1 of 2 rollouts are lost" in caplog.text
+        after = weights(algo)
+        assert largest_difference(before, after) > 1e-5
+        dying[:] = [1, 2]
+        algo.train()
+        assert "all 2 rollouts are lost" in caplog.text
+    assert largest_difference(after, weights(algo)) == 0.0
+    dying.clear()
+    for _ in range(20):  # until a runner has come back
+        algo.train()
+        if largest_difference(after, weights(algo)) > 1e-5:
+            break
+    else:
+        raise AssertionError("no runner came back")
+
+
+def weights(algo):
+    """A copy of all weights."""
+    return {m: {k: x.copy() for k, x in state.items()} for m, state in algo.get_weights().items()}

@@ -26,7 +26,7 @@ from ray.rllib.utils.metrics import (
 )
 from ray.rllib.utils.typing import ResultDict
 
-from thrust_rllib.connectors.carry_over import carry_over
+from thrust_rllib.connectors.carry_over import rebuilt
 from thrust_rllib.connectors.observation_normalizer import ObservationNormalizer
 from thrust_rllib.joint_batch import AgentID, ModuleID
 from thrust_rllib.sampling.episode_statistics import EpisodeStatistics
@@ -121,19 +121,13 @@ class TeamRunner(MultiAgentEnvRunner):
             return False
         self.team_number = change.number
         before, self.config = self.config, change.applied_to(self.config)
-        pieces = self._env_to_module, self._module_to_env
         if self.env is None:
             self.spaces = {**self.spaces, **change.spaces}
         elif self.config.policy_mapping_fn.table != before.policy_mapping_fn.table:
             self._take_in_team()
-        self._env_to_module = self.config.build_env_to_module_connector(
-            env=self.env, spaces=self.spaces, device=self._device
+        self._env_to_module, self._module_to_env = rebuilt(
+            self._env_to_module, self._module_to_env, self.config, self.spaces, self.env, self._device
         )
-        self._module_to_env = self.config.build_module_to_env_connector(
-            env=self.env.unwrapped if self.env else None, spaces=self.spaces
-        )
-        for old, new in zip(pieces, (self._env_to_module, self._module_to_env), strict=True):
-            carry_over(old, new)
         self.make_module()
         self._cached_to_module = None
         self._ongoing_episodes = [None] * self.num_envs

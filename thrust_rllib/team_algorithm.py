@@ -1,0 +1,286 @@
+"""The algorithm's team: modules are added, removed and copied while it trains, in learners and runners alike."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.algorithms.ppo import PPO
+from ray.rllib.core import (
+    COMPONENT_ENV_TO_MODULE_CONNECTOR,
+    COMPONENT_LEARNER,
+    COMPONENT_LEARNER_GROUP,
+    COMPONENT_RL_MODULE,
+)
+from ray.rllib.core.rl_module.multi_rl_module import MultiRLModuleSpec
+from ray.rllib.core.rl_module.rl_module import RLModuleSpec
+from ray.rllib.utils.annotations import override
+
+from thrust_rllib import team_changes
+from thrust_rllib.connectors.carry_over import rebuilt
+from thrust_rllib.connectors.observation_normalizer import ObservationNormalizer
+from thrust_rllib.envs.names import nearest
+from thrust_rllib.joint_batch import ModuleID
+from thrust_rllib.team_changes import TeamChange
+
+
+class TeamAlgorithm(PPO):
+    """Base of the algorithm: learners and all runners have the same modules with the same weights."""
+
+    config: Any
+    evaluation_config: Any
+    spaces: Any
+    env_to_module_connector: Any
+    module_to_env_connector: Any
+    _team_change: TeamChange | None = None
+
+    @override(Algorithm)
+    def add_module(
+        self,
+        module_id: ModuleID,
+        module_spec: RLModuleSpec | None = None,
+        *,
+        config_overrides: dict[str, Any] | None = None,
+        new_agent_to_module_mapping_fn: Callable[..., ModuleID] | None = None,
+        new_should_module_be_updated: Any = None,
+        **where: bool,
+    ) -> MultiRLModuleSpec:
+        """Adds a module to learners and runners.
+
+        All runners reset their environments and drop the episodes in progress. A module that plays no agent waits: it
+        is in no batch and takes no step, until `copy_module` fills it, or another call gives it agents. Moments of
+        observations (`normalize_observations`) are kept; the new module begins without.
+
+        Args:
+            module_id: its name.
+            module_spec: what it leaves out is filled as for the others: spaces, class, `model_config`.
+            config_overrides: its own of the options that a module may have.
+            new_agent_to_module_mapping_fn: who plays whom from now on; asked once for every agent.
+            new_should_module_be_updated: the modules to train from now on, or a function of a module's name.
+            **where: RLlib's add_to_learners, add_to_env_runners, add_to_eval_env_runners: all have the same modules.
+
+        Returns:
+            The spec of all modules.
+
+        Raises:
+            ValueError: a name that is taken or no file name, an agent mapped to an unknown module, spaces that do not
+                fit the agents, a network that cannot be built or trained, an option that no module may have, nothing
+                left to train, or False for one of the places. Nothing has changed then.
+        """
+        _check_everywhere(where, ("add_to_learners", "add_to_env_runners", "add_to_eval_env_runners"))
+        change, spec = team_changes.with_module(
+            self.config,
+            self.learner_group.ask_first(team_changes.specs_in),
+            module_id,
+            module_spec,
+            config_overrides,
+            new_agent_to_module_mapping_fn,
+            new_should_module_be_updated,
+        )
+        self._ask_whether_it_can_train(change, module_id=module_id, spec=spec)
+        specs = self.learner_group.add_module(
+            module_id=module_id,
+            module_spec=spec,
+            config_overrides=change.overrides.get(module_id),
+            new_should_module_be_updated=change.policies_to_train,
+        )
+        self.learner_group.set_agent_to_module(change.mapping)
+        self._take_in_team(dataclasses.replace(change, rl_module_spec=specs))
+        return specs
+
+    @override(Algorithm)
+    def remove_module(
+        self,
+        module_id: ModuleID,
+        *,
+        new_agent_to_module_mapping_fn: Callable[..., ModuleID] | None = None,
+        new_should_module_be_updated: Any = None,
+        **where: bool,
+    ) -> MultiRLModuleSpec:
+        """Removes a module from learners and runners; what happens to the runners is as with `add_module`.
+
+        Args:
+            module_id: which.
+            new_agent_to_module_mapping_fn: needed where it plays an agent.
+            new_should_module_be_updated: as in `add_module`; None leaves only this module out.
+            **where: RLlib's remove_from_learners, remove_from_env_runners, remove_from_eval_env_runners.
+
+        Returns:
+            The spec of all modules that are left.
+
+        Raises:
+            ValueError: an unknown module, one that would still play an agent, another one that does not fit the agents
+                it would get, nothing left to train, or False for one of the places. Nothing has changed then.
+        """
+        _check_everywhere(where, ("remove_from_learners", "remove_from_env_runners", "remove_from_eval_env_runners"))
+        change = team_changes.without_module(
+            self.config,
+            self.learner_group.ask_first(team_changes.specs_in),
+            module_id,
+            new_agent_to_module_mapping_fn,
+            new_should_module_be_updated,
+        )
+        self._ask_whether_it_can_train(change)
+        self.learner_group.set_agent_to_module(change.mapping)
+        specs = self.learner_group.remove_module(module_id, new_should_module_be_updated=change.policies_to_train)
+        self._take_in_team(dataclasses.replace(change, rl_module_spec=specs))
+        for key in team_changes.metrics_of(module_id):
+            self.metrics.delete(*key, key_error=False)
+        return specs
+
+    def _ask_whether_it_can_train(self, change: TeamChange, **added: Any) -> None:
+        refusal = self.learner_group.ask_first(team_changes.refusal_of, change=change, **added)
+        if refusal is not None:
+            raise refusal
+
+    def _take_in_team(self, change: TeamChange) -> None:
+        """Takes a change, which the learners have, into this process and all runners."""
+        self._team_change = change = dataclasses.replace(change, number=self._team_number + 1)
+        self.config = change.applied_to(self.config)
+        self.evaluation_config = change.applied_to(self.evaluation_config)
+        for group in (self.env_runner_group, self.eval_env_runner_group):
+            if group is not None:
+                group.foreach_env_runner(lambda runner: runner.change_team(change))
+        if self.env_runner is None:
+            self.spaces = {**self.spaces, **change.spaces}
+            self.env_to_module_connector, self.module_to_env_connector = rebuilt(
+                self.env_to_module_connector, self.module_to_env_connector, self.config, self.spaces
+            )
+        self._hand_out_weights()
+
+    @property
+    def _team_number(self) -> int:
+        return 0 if self._team_change is None else self._team_change.number
+
+    def _bring_up_to_date(self, group: Any) -> None:
+        """Tells of the changed team whom Ray has started again, as it was at the start.
+
+        Between two calls that goes unnoticed.
+        """
+        change = self._team_change
+        if change is None or group.num_healthy_remote_workers() == 0:
+            return
+        state = self._connector_state()
+        if any(group.foreach_env_runner(lambda r: _told(r, change, state), local_env_runner=False)):
+            self._hand_out_weights()
+
+    @override(Algorithm)
+    def restore_env_runners(self, env_runner_group: Any) -> list[int]:
+        """As RLlib's; a runner that Ray has started again, as it was at the start, learns of the changed team."""
+        restored = super().restore_env_runners(env_runner_group)
+        if restored:
+            self._bring_up_to_date(env_runner_group)
+        return restored
+
+    def copy_module(self, source: ModuleID, target: ModuleID) -> None:
+        """Lets module `target` act as `source` does now: a frozen opponent becomes the learner's latest self.
+
+        Copies weights, the moments of values and the entropy guard's count in the learner, weights and the moments of
+        observations in every runner. The optimizers of both stay as they are.
+
+        Args:
+            source: a module.
+            target: a module with the same network.
+
+        Raises:
+            ValueError: an unknown module, the same one twice, or networks of different shapes.
+        """
+        for module_id in (source, target):
+            if module_id not in self.config.policies:
+                raise ValueError(
+                    f"copy_module got {module_id!r}; the modules are {sorted(self.config.policies)}"
+                    f"{nearest(str(module_id), self.config.policies)}"
+                )
+        if source == target:
+            raise ValueError(f"copy_module got {source!r} twice; name two modules")
+        answers = self.learner_group.foreach_learner(_copied_in, source=source, target=target)
+        for refusal in self.learner_group._get_results(answers):
+            if refusal is not None:
+                raise refusal
+        self._hand_out_weights()
+        if not self.config.normalize_observations:
+            return
+        for group in (self.env_runner_group, self.eval_env_runner_group):
+            if group is not None:
+                group.foreach_env_runner(lambda runner: runner.normalizer.copy_moments(source, target))
+        if self.env_runner is None:
+            self.env_to_module_connector[ObservationNormalizer][0].copy_moments(source, target)
+
+    # --- the same for all -----------------------------------------------------------------------------------------
+
+    @override(Algorithm)
+    def restore_from_path(self, path: Any, *args: Any, **kwargs: Any) -> None:
+        """Restores, and hands the weights to every runner.
+
+        RLlib's runners take weights only if their sequence number is newer, so that after going *back* they would go
+        on with those they had.
+
+        Raises:
+            ValueError: the checkpoint has modules that this algorithm has not; nothing is restored then.
+        """
+        modules = Path(path) / COMPONENT_LEARNER_GROUP / COMPONENT_LEARNER / COMPONENT_RL_MODULE
+        saved = {folder.name for folder in modules.iterdir() if folder.is_dir()} if modules.is_dir() else set()
+        if unknown := sorted(saved - set(self.config.policies)):
+            raise ValueError(
+                f"the checkpoint {path} has modules {unknown}, which this algorithm has not: its modules are "
+                f"{sorted(self.config.policies)}. Take JointPPO.from_checkpoint(path), or first add them: "
+                "algo.add_module(...)."
+            )
+        super().restore_from_path(path, *args, **kwargs)
+        self._hand_out_weights()
+
+    @override(Algorithm)
+    def set_state(self, state: Any) -> None:
+        """As RLlib's; weights in it reach every runner, as with `restore_from_path`."""
+        super().set_state(state)
+        if COMPONENT_LEARNER_GROUP in state:
+            self._hand_out_weights()
+
+    def _hand_out_weights(self) -> None:
+        """The learner's weights to every runner, whatever sequence number they have."""
+        groups = [group for group in (self.env_runner_group, self.eval_env_runner_group) if group is not None]
+        for group in groups:
+            group.foreach_env_runner(_forget_sequence_number)
+            group.sync_weights(from_worker_or_learner_group=self.learner_group, inference_only=True)
+
+    def _connector_state(self) -> dict[str, Any]:
+        """What the env-to-module pieces have gathered, of all runners together, as a runner's state."""
+        name = COMPONENT_ENV_TO_MODULE_CONNECTOR
+        if self.env_runner is not None:
+            return {name: self.env_runner.get_state(components=name)[name]}
+        return {name: self.env_to_module_connector.get_state()}
+
+
+def _told(runner: Any, change: TeamChange, state: dict[str, Any]) -> bool:
+    """Runs in a runner: whether it did not have the team yet, which it has now, with the state that belongs to it."""
+    changed: bool = runner.change_team(change)
+    if changed:
+        runner.set_state(state)
+    return changed
+
+
+def _copied_in(learner: Any, source: ModuleID, target: ModuleID) -> ValueError | None:
+    """Copies in a learner's process; RLlib asks a learner whose call has raised for nothing more."""
+    try:
+        learner.copy_module(source, target)
+    except ValueError as error:
+        return error
+    return None
+
+
+def _check_everywhere(where: dict[str, bool], known: Sequence[str]) -> None:
+    for name, value in where.items():
+        if name not in known:
+            raise ValueError(f"{name!r} is no argument{nearest(name, known)}")
+        if not value:
+            raise ValueError(
+                f"{name}={value!r}: learners and all runners have the same modules here. Leave it out; a module that "
+                "is not to be trained, or plays no agent, costs nothing."
+            )
+
+
+def _forget_sequence_number(runner: Any) -> None:
+    runner._weights_seq_no = 0

@@ -1,0 +1,226 @@
+"""What a learner keeps of its team: modules, optimizers, schedules, moments, and their state; modules come and go."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.core.learner.learner import Learner
+from ray.rllib.core.learner.torch.torch_learner import TorchLearner
+from ray.rllib.core.rl_module.multi_rl_module import MultiRLModuleSpec
+from ray.rllib.utils.annotations import override
+from ray.rllib.utils.schedules.scheduler import Scheduler
+from ray.rllib.utils.typing import ModuleID, StateDict
+
+from thrust_rllib import functional as F
+from thrust_rllib.connectors.carry_over import carry_over
+from thrust_rllib.entropy_guard import EntropyGuard
+from thrust_rllib.learner_checks import check_modules, check_sequences, prepare_couplings
+from thrust_rllib.learners_alike import start_alike
+from thrust_rllib.notices import Notices
+from thrust_rllib.ranks import Ranks
+from thrust_rllib.rl_modules.memory import RecurrentModules
+from thrust_rllib.teams import AgentToModule
+
+ACTOR_OPTIMIZER = "default_optimizer"
+CRITIC_OPTIMIZER = "critic_optimizer"
+
+JOINT_STATE = "joint"
+"""Name of this learner's own part of its state."""
+
+VALUE_MOMENTS_DECAY = 0.95
+"""Weight that one update leaves to the older value targets: about 20 updates are remembered."""
+
+
+class TeamLearner(TorchLearner):
+    """Base of the learner: everything but the update."""
+
+    _weights_seq_no: int
+    _learner_connector: Any
+
+    # --- construction ---------------------------------------------------------------------------------------------
+
+    @override(TorchLearner)
+    def build(self) -> None:
+        super().build()
+        config = self.config
+        self.ranks = self.make_ranks()
+        self._coupling_schedules = {
+            name: self._schedule(config.cross_agent_coeffs.get(name, 1.0)) for name in sorted(config.cross_agent_losses)
+        }
+        # The only source of randomness of an update: the order of the joint rows.
+        self._generator = torch.Generator()
+        if config.seed is None:
+            self._generator.seed()
+        else:
+            self._generator.manual_seed(config.seed)
+        self._notices = Notices(quiet=self.ranks.rank > 0)
+        # {coupling: {module: {norm, norm_ratio, cosine}}} of the last update that looked at them.
+        self._coupling_gradients: dict[str, dict[ModuleID, dict[str, float]]] = {}
+        self._entropy_schedules: dict[ModuleID, Scheduler] = {}
+        self._value_normalizers: dict[ModuleID, F.RunningMoments] = {}
+        self._entropy_guard = EntropyGuard({}, config.min_entropy_updates)
+        self._take_in_modules()
+
+    def make_ranks(self) -> Ranks:
+        """The learners that train together."""
+        return Ranks.of(self.config, self._device)
+
+    def _take_in_modules(self) -> None:
+        """Gives every module what the learner keeps for it, and all learners the same modules to begin with."""
+        config, ids = self.config, self._module_ids()
+        modules = {m: self.module[m].unwrapped() for m in ids}
+        check_modules(modules, config.cross_agent_losses, self._device)
+        recurrent = RecurrentModules.of(modules)
+        check_sequences(recurrent, config)
+        self.memories = recurrent.layouts
+        prepare_couplings(config.cross_agent_losses, modules, config.policy_mapping_fn)
+        own = {m: config.get_config_for_module(m) for m in ids}
+        self._entropy_schedules = {
+            m: self._entropy_schedules.get(m) or self._schedule(own[m].entropy_coeff) for m in ids
+        }
+        self._value_normalizers = {
+            m: self._value_normalizers.get(m) or F.RunningMoments(decay=VALUE_MOMENTS_DECAY)
+            for m in ids
+            if own[m].value_normalization
+        }
+        self._entropy_guard = self._entropy_guard.for_modules({m: own[m].min_entropy for m in ids})
+        start_alike(modules, self._generator, self.ranks)
+        self.ranks.take_traffic()  # what is counted is an update's
+
+    def _module_ids(self) -> list[ModuleID]:
+        return sorted(self.module.keys())
+
+    def _schedule(self, value: Any) -> Scheduler:
+        return Scheduler(fixed_value_or_schedule=value, framework=self.framework, device=self._device)
+
+    def _set_schedules(self, timestep: int) -> None:
+        """Sets every scheduled number to its value at the step count with which this rollout began.
+
+        RLlib moves its schedules after an update only, so that the first update after a restore runs with the numbers
+        of the construction, or with the learning rate that lies in the restored optimizer.
+        """
+        timestep = max(int(timestep), 0)
+        for optimizer, schedule in self._optimizer_lr_schedules.items():
+            self._set_optimizer_lr(optimizer, lr=schedule.update(timestep=timestep))
+        for schedule in [*self._entropy_schedules.values(), *self._coupling_schedules.values()]:
+            schedule.update(timestep=timestep)
+
+    @override(TorchLearner)
+    def configure_optimizers_for_module(self, module_id: ModuleID, config: AlgorithmConfig | None = None) -> None:
+        """One Adam over the whole module; with `critic_lr` a second one with its own moments and rate."""
+        assert config is not None
+        params = list(self.get_parameters(self.module[module_id]))
+        rates = {ACTOR_OPTIMIZER: config.lr}
+        if config.critic_lr is not None:
+            rates[CRITIC_OPTIMIZER] = config.critic_lr
+        for name, rate in rates.items():
+            self.register_optimizer(
+                module_id=module_id,
+                optimizer_name=name,
+                # The fused kernel is three times faster on a small network and skips a step by a tensor, not an `if`.
+                optimizer=torch.optim.Adam(params, fused=True),
+                params=params,
+                lr_or_lr_schedule=rate,
+            )
+
+    @override(TorchLearner)
+    def _make_modules_ddp_if_necessary(self) -> None:
+        """Nothing: torch's wrapper reduces each module's gradients alone, in the order in which a graph gives them."""
+
+    @property
+    @override(TorchLearner)
+    def distributed(self) -> bool:
+        """False: RLlib would wrap a module added later, too."""
+        return False
+
+    # --- changes of the team ------------------------------------------------------------------------------------------
+
+    @override(TorchLearner)
+    def add_module(self, **kwargs: Any) -> MultiRLModuleSpec:
+        """Adds a module, as RLlib does; with several learners all start with the first one's parameters.
+
+        Raises:
+            ValueError: the module cannot be trained here; it is not there then.
+        """
+        trained = self.config.policies_to_train
+        spec = super().add_module(**kwargs)
+        try:
+            self._take_in_modules()
+        except ValueError:
+            self.config.policies_to_train = trained
+            self.remove_module(kwargs["module_id"])
+            raise
+        return spec
+
+    @override(TorchLearner)
+    def remove_module(self, module_id: ModuleID, **kwargs: Any) -> MultiRLModuleSpec:
+        """Removes a module with everything that the learner keeps for it, as RLlib does."""
+        spec = super().remove_module(module_id, **kwargs)
+        self.config._per_module_overrides.pop(module_id, None)  # where RLlib would find them for another of that name
+        self._take_in_modules()
+        return spec
+
+    def set_agent_to_module(self, mapping: AgentToModule) -> None:
+        """Takes over who plays whom: the next rollouts have these agents and modules."""
+        self.config.policy_mapping_fn = mapping
+        pieces = self._learner_connector
+        self._learner_connector = self.config.build_learner_connector(None, None, self._device)
+        carry_over(pieces, self._learner_connector)
+        self._take_in_modules()
+
+    def copy_module(self, source: ModuleID, target: ModuleID) -> None:
+        """Gives module `target` the weights, the moments of values and the entropy guard's count of `source`.
+
+        Raises:
+            ValueError: the networks have different shapes.
+        """
+        given, needed = (self.module[m].unwrapped().state_dict() for m in (source, target))
+        shapes = [{name: tuple(x.shape) for name, x in state.items()} for state in (given, needed)]
+        if shapes[0] != shapes[1]:
+            raise ValueError(f"modules {source!r} and {target!r} have different networks: {shapes[0]} and {shapes[1]}")
+        self.module[target].unwrapped().load_state_dict(given)
+        if source in self._value_normalizers and target in self._value_normalizers:
+            self._value_normalizers[target].set_state(self._value_normalizers[source].get_state())
+        self._entropy_guard.low_updates[target] = self._entropy_guard.low_updates[source]
+
+    # --- state ----------------------------------------------------------------------------------------------------
+
+    @override(TorchLearner)
+    def _set_optimizer_state(self, state: StateDict) -> None:
+        # Arrays out of Ray's object store would stay there, for all learners of a machine to step in the same memory.
+        super()._set_optimizer_state(copy.deepcopy(state))
+
+    @override(Learner)
+    def get_state(
+        self, components: Any = None, *, not_components: Any = None, inference_only: bool = False, **kwargs: Any
+    ) -> StateDict:
+        # A critic with a memory of its own is run while sampling, though RLlib's LSTM module counts it as not needed.
+        inference_only = inference_only and not self.memories
+        state = super().get_state(components, not_components=not_components, inference_only=inference_only, **kwargs)
+        if self._check_component(JOINT_STATE, components, not_components):
+            state[JOINT_STATE] = {
+                "generator": self._generator.get_state().numpy(),
+                "value_normalizers": {m: moments.get_state() for m, moments in self._value_normalizers.items()},
+                "coupling_gradients": self._coupling_gradients,
+                "low_entropy_updates": dict(self._entropy_guard.low_updates),
+            }
+        return state
+
+    @override(Learner)
+    def set_state(self, state: StateDict) -> None:
+        # RLlib would bring back the `policies_to_train` of the checkpoint over those of this configuration.
+        # RLlib takes newer weights only: going back would leave the newer ones, with the older optimizers.
+        number = self._weights_seq_no
+        self._weights_seq_no = -1
+        super().set_state({key: value for key, value in state.items() if key != "should_module_be_updated"})
+        self._weights_seq_no = number if self._weights_seq_no < 0 else self._weights_seq_no
+        if (joint := state.get(JOINT_STATE)) is not None:
+            self._generator.set_state(torch.from_numpy(joint["generator"].copy()))
+            self._coupling_gradients = joint.get("coupling_gradients", {})
+            self._entropy_guard.restore(joint.get("low_entropy_updates", {}))
+            for module_id, moments in joint["value_normalizers"].items():
+                if module_id in self._value_normalizers:
+                    self._value_normalizers[module_id].set_state(moments)
