@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from thrust_rllib.joint_losses import Decisive
-from thrust_rllib.optimizer_pass import OptimizerPass
+from thrust_rllib.optimizer_pass import OptimizerPass, laid_out_as
 from thrust_rllib.ranks import Ranks
 
 
@@ -36,7 +36,7 @@ def sum_gradients(passes: Sequence[OptimizerPass], decisive: Decisive, ranks: Ra
     sizes = [*(p.numel() for p in params), len(grads), len(numbers)]
     *summed, learners, total = ranks.sum_(torch.cat([*flat, has_gradient, numbers])).split(sizes)
     found = iter(
-        g.view_as(p).to(p.dtype) if n else None for g, p, n in zip(summed, params, learners.tolist(), strict=True)
+        laid_out_as(g.view_as(p), p) if n else None for g, p, n in zip(summed, params, learners.tolist(), strict=True)
     )
     for optimizer_pass in passes:
         optimizer_pass.all_grads = [next(found) for _ in optimizer_pass.all_params]

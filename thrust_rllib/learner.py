@@ -100,13 +100,14 @@ class JointPPOLearner(TeamLearner):
         self._check_is_built()
         timesteps = timesteps or {}
         parts = fetch_parts(training_data or TrainingData(episodes=episodes, episodes_refs=episodes_refs))
-        check_same_update([self._weights_seq_no, len(parts), num_epochs, minibatch_size or 0], self.ranks)
+        step = int(timesteps.get(NUM_ENV_STEPS_SAMPLED_LIFETIME, 0))
+        check_same_update([self._weights_seq_no, step, len(parts), num_epochs, minibatch_size or 0], self.ranks)
         rollouts = rollouts_of(parts, self.ranks)
         sampled = sum(len(rollout) for rollout in rollouts)
         batches = self._batches(rollouts)
         check_team(batches, self._module_ids(), self.config.policy_mapping_fn)
         self.before_gradient_based_update(timesteps=timesteps)
-        self._set_schedules(timesteps.get(NUM_ENV_STEPS_SAMPLED_LIFETIME, 0) - sampled)
+        self._set_schedules(step - sampled)
         self._weights_seq_no += 1
 
         if minibatch_size is not None:

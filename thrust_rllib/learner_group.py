@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import ray
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.rllib.core.learner.learner_group import LearnerGroup
 from ray.rllib.core.learner.training_data import TrainingData
+from ray.rllib.utils.actor_manager import RemoteCallResults, ResultOrError
 from ray.rllib.utils.annotations import override
+from ray.rllib.utils.typing import StateDict
 
 from thrust_rllib.joint_batch import JointBatch
 from thrust_rllib.teams import AgentToModule
 
 GRACE_S = 10.0
 """How long the others may answer once a learner has failed: those that wait for it will never."""
+HEALTH_OPTIONS = "healthy_only", "mark_healthy", "return_obj_refs"
 
 
 class JointLearnerGroup(LearnerGroup):
@@ -46,7 +50,7 @@ class JointLearnerGroup(LearnerGroup):
         Raises:
             ValueError: batches mixed with references, or what the learners refuse.
             RolloutsLostError: all rollouts are lost with their runners.
-            RuntimeError: a learner failed while others waited for it, now or before; the group is of no use then.
+            RuntimeError: a learner failed and others did not, now or before; the group is of no use then.
         """
         references = [r for r in rollouts if isinstance(r, ray.ObjectRef)]
         if references and len(references) != len(rollouts):
@@ -57,14 +61,12 @@ class JointLearnerGroup(LearnerGroup):
             else:
                 data = TrainingData(episodes=[batch for part in rollouts for batch in part])
             return [self._learner.update(training_data=data, timesteps=timesteps, **kwargs)]
-        if self._failure is not None:
-            raise RuntimeError(self._failure)
+        self._check_is_alive()
         if not references:
             references = [ray.put(list(part)) for part in rollouts]
         data = TrainingData(episodes_refs=references)
-        return self._first_result(
-            [worker.update.remote(training_data=data, timesteps=timesteps, **kwargs) for worker in self._workers or []]
-        )
+        calls = [w.update.remote(training_data=data, timesteps=timesteps, **kwargs) for w in self._workers or []]
+        return self._answers(calls)[:1]
 
     @override(LearnerGroup)
     def update(
@@ -89,6 +91,37 @@ class JointLearnerGroup(LearnerGroup):
         rollouts = data.episodes_refs if data.episodes is None else [list(data.episodes)]
         return self.update_from_rollouts(rollouts or [], timesteps or {}, **kwargs)
 
+    @override(LearnerGroup)
+    def foreach_learner(
+        self,
+        func: Callable[..., Any],
+        *,
+        timeout_seconds: float | None = None,
+        remote_actor_ids: list[int] | None = None,
+        **kwargs: Any,
+    ) -> RemoteCallResults:
+        """What `func(learner, **kwargs)` gives for each learner.
+
+        With `timeout_seconds` as RLlib's. Without, an error comes at once: RLlib ends the process of a learner whose
+        call has raised, a minute later, and waits for the others, which may wait for it.
+
+        Raises:
+            RuntimeError: a learner failed and others did not, now or before; the group is of no use then.
+            Exception: what all learners raise.
+        """
+        self._check_is_alive()
+        if self.is_local or timeout_seconds is not None:
+            return super().foreach_learner(
+                func, timeout_seconds=timeout_seconds, remote_actor_ids=remote_actor_ids, **kwargs
+            )
+        ids = self._worker_manager.actor_ids() if remote_actor_ids is None else remote_actor_ids
+        actors = self._worker_manager.actors()
+        ask = functools.partial(func, **{k: v for k, v in kwargs.items() if k not in HEALTH_OPTIONS})
+        results = RemoteCallResults()
+        for actor_id, answer in zip(ids, self._answers([actors[k].ask.remote(ask) for k in ids]), strict=True):
+            results.add_result(actor_id, ResultOrError(result=answer), None)
+        return results
+
     def ask_first(self, question: Callable[..., Any], **kwargs: Any) -> Any:
         """What `question(learner, **kwargs)` says in the first learner's process."""
         ids = None if self.is_local else self._worker_manager.actor_ids()[:1]
@@ -99,9 +132,18 @@ class JointLearnerGroup(LearnerGroup):
         """Tells all learners who plays whom from now on."""
         self._get_results(self.foreach_learner(_set_agent_to_module, mapping=mapping))
 
-    def _first_result(self, calls: list[ray.ObjectRef]) -> list[dict[str, Any]]:
-        """Waits for all learners, but not for those that wait for one that failed."""
-        learner_of = {call: k for k, call in enumerate(calls)}
+    @override(LearnerGroup)
+    def get_state(self, *args: Any, **kwargs: Any) -> StateDict:
+        self._check_is_alive()
+        return super().get_state(*args, **kwargs)
+
+    @override(LearnerGroup)
+    def get_checkpointable_components(self) -> list[tuple[str, Any]]:
+        self._check_is_alive()
+        return super().get_checkpointable_components()
+
+    def _answers(self, calls: list[ray.ObjectRef]) -> list[Any]:
+        """Waits for all learners that were called, but not for those that wait for one that failed."""
         errors: dict[int, RayError] = {}
         waiting = list(calls)
         while waiting:
@@ -112,20 +154,27 @@ class JointLearnerGroup(LearnerGroup):
                 try:
                     ray.get(call)
                 except RayError as error:
-                    errors[learner_of[call]] = error
+                    errors[calls.index(call)] = error
         if not errors:
-            return [ray.get(calls[0])]
+            return ray.get(calls)
         dead = {k: error for k, error in errors.items() if isinstance(error, RayActorError)}
         first, cause = next(iter((dead or errors).items()))
-        if len(errors) == len(calls) and not dead:
-            raise cause  # all alike, as for rollouts that they refuse: the next ones may be better
+        if dead or len(errors) < len(calls):
+            self._end(first, cause, len(calls))
+        raise cause.cause if isinstance(cause, RayTaskError) else cause  # all alike: the next call may be better
+
+    def _end(self, failed: int, cause: Exception, count: int) -> NoReturn:
         self._failure = (
-            f"learner {first} of {len(calls)} failed, and the others waited for it; the learner group has ended. Build "
-            f"the algorithm anew, from its last checkpoint. What happened:\n{cause}"
+            f"learner {failed} of {count} failed, and not all others with it; the learner group has ended. Build the "
+            f"algorithm anew, from its last checkpoint. What happened:\n{cause}"
         )
         for worker in self._workers or []:
             ray.kill(worker)
         raise RuntimeError(self._failure) from cause
+
+    def _check_is_alive(self) -> None:
+        if self._failure is not None:
+            raise RuntimeError(self._failure)
 
     @override(LearnerGroup)
     def shutdown(self) -> None:

@@ -14,6 +14,26 @@ from thrust_rllib import functional as F
 from thrust_rllib.joint_batch import ModuleID
 
 
+def make_adam(params: Sequence[Tensor]) -> torch.optim.Adam:
+    """Adam with torch's fused kernel, or without where there is a parameter between whose numbers lie others.
+
+    The kernel is three times faster on a small network, and skips a step by a tensor instead of an `if`.
+    """
+    dense = all(torch.empty_like(p, device="meta").stride() == p.stride() for p in params)
+    return torch.optim.Adam(params, fused=dense)
+
+
+def laid_out_as(x: Tensor, param: Tensor) -> Tensor:
+    """`x`, or a copy of it, with the strides and the type of a parameter.
+
+    torch's fused kernel on the CPU walks through parameter, gradient and moments number by number as they lie in
+    memory, whatever their strides are.
+    """
+    if x.stride() == param.stride() and x.dtype == param.dtype:
+        return x
+    return torch.empty_like(param).copy_(x)
+
+
 class OptimizerPass:
     """The gradients of one objective, clipped per module and applied by one optimizer per module.
 
@@ -64,10 +84,11 @@ class OptimizerPass:
             steps: {module: whether it takes a step}, or None where all do. One that does not (it has no row in this
                 minibatch, or rests) has no gradients: gradients of 0 would let Adam move it by its momentum.
         """
-        if self.all_params and objective.requires_grad:
-            self.all_grads = list(
-                torch.autograd.grad(objective, self.all_params, retain_graph=retain_graph, allow_unused=True)
-            )
+        params = [p for p in self.all_params if p.requires_grad]
+        if params and objective.requires_grad:
+            grads = torch.autograd.grad(objective, params, retain_graph=retain_graph, allow_unused=True)
+            found = iter(_in_memory_of_their_own(grads, params))
+            self.all_grads = [next(found) if p.requires_grad else None for p in self.all_params]
         else:
             self.all_grads = [None] * len(self.all_params)
         if steps is not None:
@@ -98,6 +119,24 @@ class OptimizerPass:
         skip = (~finite).float()
         for step in self._steps:
             step(self.all_grads, skip)
+
+
+def _in_memory_of_their_own(grads: Sequence[Tensor | None], params: Sequence[Tensor]) -> list[Tensor | None]:
+    """Gradients that can be clipped in place and stepped by the fused kernel.
+
+    autograd gives the same tensor for two parameters that are added to each other, and strides as the operation left
+    them.
+    """
+    found: list[Tensor | None] = []
+    seen: set[int] = set()
+    for grad, param in zip(grads, params, strict=True):
+        if grad is not None:
+            grad = laid_out_as(grad, param)
+            if (memory := grad.data_ptr()) in seen:
+                grad = grad.clone()
+            seen.add(memory)
+        found.append(grad)
+    return found
 
 
 class _AdamStep:

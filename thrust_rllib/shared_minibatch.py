@@ -97,5 +97,8 @@ def outputs_of_all(
     slices[ranks.rank] = own
     columns = iter(torch.cat(slices).split([part.shape[1] for part in parts], dim=1))
     logp, entropy, values = next(columns).T.unflatten(0, team.shape[:2])
-    features, logits = ({agent: next(columns) for agent in by_agent} for by_agent in agents)
+    features, logits = (
+        {agent: next(columns) if x.requires_grad else next(columns).detach() for agent, x in by_agent.items()}
+        for by_agent in agents
+    )
     return TeamOutputs(logp, entropy, values, features, logits)

@@ -132,9 +132,7 @@ class TeamAlgorithm(PPO):
         return specs
 
     def _ask_whether_it_can_train(self, change: TeamChange, **added: Any) -> None:
-        refusal = self.learner_group.ask_first(team_changes.refusal_of, change=change, **added)
-        if refusal is not None:
-            raise refusal
+        self.learner_group.ask_first(team_changes.check_trainable, change=change, **added)
 
     def _take_in_team(self, change: TeamChange) -> None:
         """Takes a change, which the learners have, into this process and all runners."""
@@ -196,10 +194,8 @@ class TeamAlgorithm(PPO):
                 )
         if source == target:
             raise ValueError(f"copy_module got {source!r} twice; name two modules")
-        answers = self.learner_group.foreach_learner(_copied_in, source=source, target=target)
-        for refusal in self.learner_group._get_results(answers):
-            if refusal is not None:
-                raise refusal
+        copied = self.learner_group.foreach_learner(_copy_module, source=source, target=target)
+        self.learner_group._get_results(copied)
         self._hand_out_weights()
         if not self.config.normalize_observations:
             return
@@ -262,13 +258,8 @@ def _told(runner: Any, change: TeamChange, state: dict[str, Any]) -> bool:
     return changed
 
 
-def _copied_in(learner: Any, source: ModuleID, target: ModuleID) -> ValueError | None:
-    """Copies in a learner's process; RLlib asks a learner whose call has raised for nothing more."""
-    try:
-        learner.copy_module(source, target)
-    except ValueError as error:
-        return error
-    return None
+def _copy_module(learner: Any, source: ModuleID, target: ModuleID) -> None:
+    learner.copy_module(source, target)
 
 
 def _check_everywhere(where: dict[str, bool], known: Sequence[str]) -> None:

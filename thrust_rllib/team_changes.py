@@ -165,30 +165,27 @@ def metrics_of(module_id: ModuleID) -> list[tuple[str, ...]]:
     ]
 
 
-def refusal_of(
+def check_trainable(
     learner: Any, change: TeamChange, module_id: ModuleID = "", spec: RLModuleSpec | None = None
-) -> ValueError | None:
-    """Why a learner could not train the changed team; nothing of it is changed.
-
-    Returned, not raised: RLlib asks a learner whose call has raised for nothing more.
+) -> None:
+    """Checks that a learner could train the changed team; nothing of it is changed.
 
     Args:
         learner: one of them, in its own process.
         change: the new team.
         module_id: of an added module.
         spec: of the added module, complete; it is built on trial.
+
+    Raises:
+        ValueError: why it could not.
     """
     modules = {m: learner.module[m].unwrapped() for m in change.policies if m != module_id}
-    try:
-        if spec is not None:
-            with torch.random.fork_rng(devices=[]):  # weights of a trial are nobody's
-                added = {module_id: _built(module_id, spec).to(learner._device)}
-                check_modules(added, learner.config.cross_agent_losses, learner._device)
-            modules |= added
-        check_sequences(RecurrentModules.of(modules), learner.config)
-    except ValueError as error:
-        return error
-    return None
+    if spec is not None:
+        with torch.random.fork_rng(devices=[]):  # weights of a trial are nobody's
+            added = {module_id: _built(module_id, spec).to(learner._device)}
+            check_modules(added, learner.config.cross_agent_losses, learner._device)
+        modules |= added
+    check_sequences(RecurrentModules.of(modules), learner.config)
 
 
 def _built(module_id: ModuleID, spec: RLModuleSpec) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from thrust_rllib.entropy_guard import EntropyGuard
 from thrust_rllib.learner_checks import check_modules, check_sequences, prepare_couplings
 from thrust_rllib.learners_alike import start_alike
 from thrust_rllib.notices import Notices
+from thrust_rllib.optimizer_pass import laid_out_as, make_adam
 from thrust_rllib.ranks import Ranks
 from thrust_rllib.rl_modules.memory import RecurrentModules
 from thrust_rllib.teams import AgentToModule
@@ -120,8 +122,7 @@ class TeamLearner(TorchLearner):
             self.register_optimizer(
                 module_id=module_id,
                 optimizer_name=name,
-                # The fused kernel is three times faster on a small network and skips a step by a tensor, not an `if`.
-                optimizer=torch.optim.Adam(params, fused=True),
+                optimizer=make_adam(params),
                 params=params,
                 lr_or_lr_schedule=rate,
             )
@@ -135,6 +136,10 @@ class TeamLearner(TorchLearner):
     def distributed(self) -> bool:
         """False: RLlib would wrap a module added later, too."""
         return False
+
+    def ask(self, question: Callable[[TeamLearner], Any]) -> Any:
+        """What `question(learner)` gives in this process; an error is the caller's, and ends no process."""
+        return question(self)
 
     # --- changes of the team ------------------------------------------------------------------------------------------
 
@@ -192,6 +197,9 @@ class TeamLearner(TorchLearner):
     def _set_optimizer_state(self, state: StateDict) -> None:
         # Arrays out of Ray's object store would stay there, for all learners of a machine to step in the same memory.
         super()._set_optimizer_state(copy.deepcopy(state))
+        for optimizer in self._named_optimizers.values():
+            for param, own in optimizer.state.items():
+                own.update({name: laid_out_as(x, param) for name, x in own.items() if x.shape == param.shape})
 
     @override(Learner)
     def get_state(
