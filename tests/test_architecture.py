@@ -18,7 +18,7 @@ PACKAGE = Path(thrust_rllib.__file__).parent
 # A name with a dot at its end stands for a whole folder.
 LAYERS: dict[str, list[str]] = {
     "mathematics, data, environments": ["functional.", "joint_batch", "cross_agent_losses", "envs."],
-    "names and episodes": ["options", "teams", "joint_episode"],
+    "names and episodes": ["options", "teams", "joint_episode", "resources"],
     "modules and connectors": ["rl_modules.", "connectors."],
     "sampling": ["sampling.", "env_runner", "episode_runner"],
     "losses": [

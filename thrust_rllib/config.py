@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+import gymnasium as gym
 from ray.rllib.algorithms.algorithm_config import NotProvided
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.core import DEFAULT_MODULE_ID
@@ -32,6 +33,7 @@ from thrust_rllib.envs.registry import EnvSpec, is_registered, make_vector_env, 
 from thrust_rllib.learner import JointPPOLearner
 from thrust_rllib.learner_group import JointLearnerGroup
 from thrust_rllib.options import checks_keywords
+from thrust_rllib.resources import warn_of_too_few
 from thrust_rllib.rl_modules.mlp import MLPModule
 from thrust_rllib.rl_modules.recurrent import module_class_for
 from thrust_rllib.sampling.agent_groups import agent_groups
@@ -315,6 +317,11 @@ class JointPPOConfig(PPOConfig):
             self.clip_actions,
         )
 
+    def module_spaces(self) -> dict[ModuleID, tuple[gym.Space, gym.Space]]:
+        """{module: (observation space, action space)} of the modules that play agents; known once validated."""
+        codecs = self.team_codec().modules
+        return {module_id: (codec.encoder.encoded_space, codec.action_space) for module_id, codec in codecs.items()}
+
     def is_trained(self, module_id: ModuleID) -> bool:
         """Whether `policies_to_train` lets this module learn."""
         trained = self.policies_to_train
@@ -384,6 +391,7 @@ class JointPPOConfig(PPOConfig):
         """Our group in place of RLlib's, which cannot be named in the configuration."""
         if rl_module_spec is None:
             rl_module_spec = self.get_multi_rl_module_spec(env=env, spaces=spaces)
+        warn_of_too_few(self)
         return JointLearnerGroup(config=self.copy(), module_spec=rl_module_spec, placement_group=placement_group)
 
     @override(PPOConfig)

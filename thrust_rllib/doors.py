@@ -113,7 +113,5 @@ def check_door(config: JointPPOConfig) -> None:
 
 def _recurrent_modules(config: JointPPOConfig) -> list[str]:
     """Ids of the modules with a state; they are built for it."""
-    codecs = config.team_codec().modules
-    spaces = {module_id: (codec.encoder.encoded_space, codec.action_space) for module_id, codec in codecs.items()}
-    modules = config.get_multi_rl_module_spec(spaces=spaces, inference_only=True).build()
+    modules = config.get_multi_rl_module_spec(spaces=config.module_spaces(), inference_only=True).build()
     return [module_id for module_id in sorted(modules.keys()) if modules[module_id].is_stateful()]

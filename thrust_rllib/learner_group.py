@@ -178,8 +178,11 @@ class JointLearnerGroup(LearnerGroup):
 
     @override(LearnerGroup)
     def shutdown(self) -> None:
-        if self.is_local or self._workers is None or not ray.is_initialized():
+        if self.is_local or self._workers is None:
             super().shutdown()
+            return
+        if not ray.is_initialized():  # Ray has ended their processes, and asking would start another Ray
+            self._workers, self._is_shut_down = None, True
             return
         if self._failure is None:
             # RLlib waits for the first learner to leave and kills the others, of which Ray tells as of an accident.

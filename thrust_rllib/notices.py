@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
 
 from thrust_rllib import metrics
+from thrust_rllib.joint_batch import ModuleID
 from thrust_rllib.minibatches import Units, rows_per_epoch
 
 logger = logging.getLogger(__name__)
+
+MIXING = nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd
 
 
 class Notices:
@@ -46,6 +53,18 @@ class Notices:
             100 * used / units.num_rows,
             advice,
         )
+
+    def mixed_rows(self, modules: Mapping[ModuleID, Any]) -> None:
+        """Layers of several learners' modules whose outputs depend on the learner: by its other rows, or by chance."""
+        for module_id, module in modules.items():
+            found = {type(layer).__name__ for layer in module.modules() if isinstance(layer, MIXING) and layer.training}
+            if found and self._is_new(f"mixed rows of {module_id}"):
+                logger.warning(
+                    "module %r has %s: each learner runs it on its own slice of a minibatch, with statistics or noise "
+                    "of that slice, so that several learners do not give the numbers of one. LayerNorm does.",
+                    module_id,
+                    ", ".join(sorted(found)),
+                )
 
     def non_finite(self, summary: metrics.UpdateSummary) -> None:
         """Minibatches on which nobody stepped, and whose number was not finite."""

@@ -38,6 +38,14 @@ class TeamAlgorithm(PPO):
     _team_change: TeamChange | None = None
 
     @override(Algorithm)
+    def setup(self, config: Any) -> None:
+        if config.num_env_runners:
+            team_changes.check_buildable(config)
+        super().setup(config)
+        for group in self._runner_groups():
+            group.foreach_env_runner(_count_as_told)
+
+    @override(Algorithm)
     def add_module(
         self,
         module_id: ModuleID,
@@ -136,12 +144,13 @@ class TeamAlgorithm(PPO):
 
     def _take_in_team(self, change: TeamChange) -> None:
         """Takes a change, which the learners have, into this process and all runners."""
+        for group in self._runner_groups():
+            self._bring_up_to_date(group)
         self._team_change = change = dataclasses.replace(change, number=self._team_number + 1)
         self.config = change.applied_to(self.config)
         self.evaluation_config = change.applied_to(self.evaluation_config)
-        for group in (self.env_runner_group, self.eval_env_runner_group):
-            if group is not None:
-                group.foreach_env_runner(lambda runner: runner.change_team(change))
+        for group in self._runner_groups():
+            group.foreach_env_runner(lambda runner: runner.change_team(change))
         if self.env_runner is None:
             self.spaces = {**self.spaces, **change.spaces}
             self.env_to_module_connector, self.module_to_env_connector = rebuilt(
@@ -154,16 +163,19 @@ class TeamAlgorithm(PPO):
         return 0 if self._team_change is None else self._team_change.number
 
     def _bring_up_to_date(self, group: Any) -> None:
-        """Tells of the changed team whom Ray has started again, as it was at the start.
+        """Tells the state of now to runners that Ray has started again, as they were at the start.
 
-        Between two calls that goes unnoticed.
+        Between two calls that goes unnoticed, by RLlib too: such a runner answers, with the weights of its seed.
         """
-        change = self._team_change
-        if change is None or group.num_healthy_remote_workers() == 0:
+        number, change = self._team_number, self._team_change
+        if group.num_healthy_remote_workers() == 0:
+            return
+        found = group.foreach_env_runner(lambda runner: runner.team_number, local_env_runner=False)
+        if all(n == number for n in found):
             return
         state = self._connector_state()
-        if any(group.foreach_env_runner(lambda r: _told(r, change, state), local_env_runner=False)):
-            self._hand_out_weights()
+        group.foreach_env_runner(lambda runner: _tell(runner, number, change, state), local_env_runner=False)
+        self._hand_out_weights()
 
     @override(Algorithm)
     def restore_env_runners(self, env_runner_group: Any) -> list[int]:
@@ -194,14 +206,15 @@ class TeamAlgorithm(PPO):
                 )
         if source == target:
             raise ValueError(f"copy_module got {source!r} twice; name two modules")
+        for group in self._runner_groups():
+            self._bring_up_to_date(group)
         copied = self.learner_group.foreach_learner(_copy_module, source=source, target=target)
         self.learner_group._get_results(copied)
         self._hand_out_weights()
         if not self.config.normalize_observations:
             return
-        for group in (self.env_runner_group, self.eval_env_runner_group):
-            if group is not None:
-                group.foreach_env_runner(lambda runner: runner.normalizer.copy_moments(source, target))
+        for group in self._runner_groups():
+            group.foreach_env_runner(lambda runner: runner.normalizer.copy_moments(source, target))
         if self.env_runner is None:
             self.env_to_module_connector[ObservationNormalizer][0].copy_moments(source, target)
 
@@ -235,10 +248,13 @@ class TeamAlgorithm(PPO):
         if COMPONENT_LEARNER_GROUP in state:
             self._hand_out_weights()
 
+    def _runner_groups(self) -> list[Any]:
+        """Those that train, and those of the evaluation where there are any."""
+        return [group for group in (self.env_runner_group, self.eval_env_runner_group) if group is not None]
+
     def _hand_out_weights(self) -> None:
         """The learner's weights to every runner, whatever sequence number they have."""
-        groups = [group for group in (self.env_runner_group, self.eval_env_runner_group) if group is not None]
-        for group in groups:
+        for group in self._runner_groups():
             group.foreach_env_runner(_forget_sequence_number)
             group.sync_weights(from_worker_or_learner_group=self.learner_group, inference_only=True)
 
@@ -250,12 +266,14 @@ class TeamAlgorithm(PPO):
         return {name: self.env_to_module_connector.get_state()}
 
 
-def _told(runner: Any, change: TeamChange, state: dict[str, Any]) -> bool:
-    """Runs in a runner: whether it did not have the team yet, which it has now, with the state that belongs to it."""
-    changed: bool = runner.change_team(change)
-    if changed:
-        runner.set_state(state)
-    return changed
+def _tell(runner: Any, number: int, change: TeamChange | None, state: dict[str, Any]) -> None:
+    """Runs in a runner: gives it the team of this number, and the state that belongs to it, if it has another one."""
+    if runner.team_number == number:
+        return
+    if change is not None:
+        runner.change_team(change)
+    runner.team_number = number
+    runner.set_state(state)
 
 
 def _copy_module(learner: Any, source: ModuleID, target: ModuleID) -> None:
@@ -275,3 +293,7 @@ def _check_everywhere(where: dict[str, bool], known: Sequence[str]) -> None:
 
 def _forget_sequence_number(runner: Any) -> None:
     runner._weights_seq_no = 0
+
+
+def _count_as_told(runner: Any) -> None:
+    runner.team_number = 0

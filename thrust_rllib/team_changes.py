@@ -188,6 +188,18 @@ def check_trainable(
     check_sequences(RecurrentModules.of(modules), learner.config)
 
 
+def check_buildable(config: JointPPOConfig) -> None:
+    """Builds all modules on trial; of one that fails in a runner's process RLlib tells in the log only.
+
+    Raises:
+        ValueError: a module's own error, with its name.
+    """
+    specs = config.get_multi_rl_module_spec(spaces=config.module_spaces()).rl_module_specs
+    with torch.random.fork_rng(devices=[]):
+        for module_id in sorted(specs):
+            _built(module_id, specs[module_id])
+
+
 def _built(module_id: ModuleID, spec: RLModuleSpec) -> Any:
     try:
         module = spec.build()

@@ -89,6 +89,8 @@ class TeamLearner(TorchLearner):
             if own[m].value_normalization
         }
         self._entropy_guard = self._entropy_guard.for_modules({m: own[m].min_entropy for m in ids})
+        if self.ranks.size > 1:
+            self._notices.mixed_rows(modules)
         start_alike(modules, self._generator, self.ranks)
         self.ranks.take_traffic()  # what is counted is an update's
 
@@ -164,6 +166,8 @@ class TeamLearner(TorchLearner):
     def remove_module(self, module_id: ModuleID, **kwargs: Any) -> MultiRLModuleSpec:
         """Removes a module with everything that the learner keeps for it, as RLlib does."""
         spec = super().remove_module(module_id, **kwargs)
+        for modules in self._coupling_gradients.values():
+            modules.pop(module_id, None)
         self.config._per_module_overrides.pop(module_id, None)  # where RLlib would find them for another of that name
         self._take_in_modules()
         return spec

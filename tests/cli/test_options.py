@@ -1,4 +1,5 @@
 import math
+import socket
 
 import pytest
 
@@ -32,11 +33,34 @@ def test_several_learners_take_their_batches_together():
     assert config.lr == recipe(JointPPOConfig(), 1920).lr
 
 
-@pytest.mark.parametrize("address", [None, "auto"])
-def test_a_cluster_is_joined_and_no_ray_started(monkeypatch, address):
+def test_a_cluster_that_is_not_there_is_told_at_once():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    config = build_config(TrainOptions("climbing", iterations=1, seed=3))
+    for prefix in ("", "ray://"):
+        with pytest.raises(ConnectionError, match=f"no cluster answers at {prefix}{address}.*ray start --head"):
+            start_ray(config, address=prefix + address)
+
+
+def asked_of_ray(monkeypatch):
+    """What `ray.init` will have been given."""
     asked = {}
     monkeypatch.setattr("ray.is_initialized", lambda: False)
     monkeypatch.setattr("ray.init", lambda **options: asked.update(options))
+    return asked
+
+
+def test_ray_is_started_with_what_all_processes_need(monkeypatch):
+    asked = asked_of_ray(monkeypatch)
+    settings = ("num_cpus_per_learner=8", "num_cpus_per_env_runner=0.5")
+    start_ray(build_config(TrainOptions("climbing", runners=3, learners=2, iterations=10, settings=settings)))
+    assert asked["num_cpus"] >= 1 + 2 * 8 + 2
+
+
+@pytest.mark.parametrize("address", [None, "auto"])
+def test_a_cluster_is_joined_and_no_ray_started(monkeypatch, address):
+    asked = asked_of_ray(monkeypatch)
     start_ray(build_config(TrainOptions("climbing", runners=2, learners=2, iterations=10, seed=3)), address=address)
     assert asked["address"] == (address or "local")
     assert ("num_cpus" in asked) == (address is None)  # a cluster has what it has

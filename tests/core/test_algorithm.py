@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 from tests.support import largest_difference, make_learner, make_runner, parameters, tiny_config, update
-from thrust_rllib import JointPPO, JointPPOConfig, RedundancyPenalty
+from thrust_rllib import JointPPO, JointPPOConfig, MLPModule, RedundancyPenalty
 from thrust_rllib.connectors.observation_normalizer import ObservationNormalizer
 from thrust_rllib.envs import register_joint_env
 from thrust_rllib.envs.debug import Alignment
@@ -146,6 +147,19 @@ def test_a_checkpoint_keeps_everything(build, tmp_path):
         assert restored.train()["num_env_steps_sampled_lifetime"] == 192
     finally:
         restored.stop()
+
+
+class CannotBeBuilt(MLPModule):
+    def setup(self):
+        raise KeyError("depth")
+
+
+@pytest.mark.parametrize("runners", [0, 1])
+def test_a_module_that_cannot_be_built_is_told_wherever_it_is_needed_first(build, runners):
+    config = tiny_config(runners={"num_env_runners": runners})
+    config.rl_module(rl_module_spec=RLModuleSpec(CannotBeBuilt))
+    with pytest.raises((ValueError, KeyError), match="depth"):
+        build(config)
 
 
 def test_one_remote_learner_gives_the_weights_of_a_local_one(build, ray_session):

@@ -201,7 +201,7 @@ class FailsInOneLearner:
         return sum(x.square().mean() for x in logits.values())
 
 
-def test_the_failure_of_one_learner_is_told_at_once_and_the_algorithm_stops(build, monkeypatch):
+def test_the_failure_of_one_learner_is_told_at_once_and_the_algorithm_stops(build, monkeypatch, tmp_path):
     monkeypatch.setattr(learner_group, "GRACE_S", 2.0)
     algo = build(team(2, cross_agent_losses={"bad": FailsInOneLearner()}, cross_agent_coeffs={}))
     assert np.isfinite(algo.train()["learners"]["__all_modules__"]["total_loss"])
@@ -209,9 +209,28 @@ def test_the_failure_of_one_learner_is_told_at_once_and_the_algorithm_stops(buil
     error, took = in_time(algo.train)
     assert isinstance(error, RuntimeError) and "learner 1 of 2 failed" in str(error), error
     assert "this learner alone" in str(error) and took > 1.9
-    again, _ = in_time(algo.train, 20)
-    assert str(again) == str(error)
+    later = (
+        algo.train,
+        algo.get_state,
+        algo.get_weights,
+        lambda: algo.save_to_path(tmp_path),
+        lambda: algo.remove_module("agent_1"),
+    )
+    for call in later:
+        again, _ = in_time(call, 20)
+        assert str(again) == str(error)
     algo.stop()
+
+
+def test_what_all_learners_raise_is_the_callers_and_the_group_lives(group):
+    def fails(learner):
+        raise KeyError("the same for all")
+
+    error, took = in_time(lambda: group.foreach_learner(fails), 20)
+    assert type(error) is KeyError and took < 5.0
+    assert [found.get() for found in group.foreach_learner(lambda learner: learner.ranks.size)] == [len(group)] * len(
+        group
+    )
 
 
 # ------------------------------------------------------------------------------------------ configurations

@@ -93,6 +93,52 @@ def test_a_restart_that_nobody_noticed_loses_no_team(build):
     assert own() == {"agent_0": 256.0, "agent_1": 128.0, "agent_2": 256.0, "new": 128.0}
 
 
+@pytest.mark.slow_learners
+@pytest.mark.parametrize("call", ["none", "add_module", "copy_module", "remove_module"])
+def test_a_runner_that_is_back_samples_with_the_weights_and_moments_of_now(build, monkeypatch, call):
+    """Without a notice of its restart it would sample with the weights of its seed, and without moments."""
+    runners = {"num_env_runners": 1, "normalize_observations": True, "num_cpus_per_env_runner": 0.5}
+    algo = build(tiny_config(runners=runners, lr=0.01))
+    if call in ("copy_module", "remove_module"):
+        algo.add_module("new")
+    algo.train()
+    algo.train()
+    assert {n for m, n in moments_of(algo.env_runner).items() if m != "new"} == {128.0}
+    start_again([algo.env_runner_group])
+    calls = {
+        "none": lambda: None,
+        "add_module": lambda: algo.add_module("new"),
+        "copy_module": lambda: algo.copy_module("agent_0", "new"),
+        "remove_module": lambda: algo.remove_module("new"),
+    }
+    calls[call]()
+    learner = algo.learner_group.get_weights()
+    sample, sampled = algo._sample, []
+
+    def watched():
+        found = sample()
+        sampled.extend(algo.env_runner_group.foreach_env_runner(weights_and_moments, local_env_runner=False))
+        return found
+
+    monkeypatch.setattr(algo, "_sample", watched)
+    algo.train()
+    ((weights, moments),) = sampled
+    assert sorted(weights) == sorted(learner)
+    for module_id, state in weights.items():
+        assert largest_difference(state, {name: learner[module_id][name] for name in state}) == 0.0
+    # It has let its own rollout of 64 rows in after it had sampled.
+    waiting = {"add_module": {"new": 0.0}, "copy_module": {"new": 128.0}}.get(call, {})
+    assert moments == dict.fromkeys(("agent_0", "agent_1", "agent_2"), 192.0) | waiting
+
+
+def weights_and_moments(runner):
+    return {m: runner.module[m].get_state() for m in runner.module.keys()}, moments_of(runner)
+
+
+def moments_of(runner):
+    return {m: float(x.count) for m, x in runner.normalizer.moments.items()}
+
+
 def test_a_runner_that_is_up_to_date_resets_nothing(build):
     algo = build(tiny_config())
     algo.train()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from tests.support import (
     tiny_config,
     update,
 )  # fmt: skip
-from thrust_rllib import FeatureSimilarity, JensenShannon, JointPPOLearner, MLPModule, RedundancyPenalty
+from thrust_rllib import CrossAgentLoss, FeatureSimilarity, JensenShannon, JointPPOLearner, MLPModule, RedundancyPenalty
 from thrust_rllib.joint_batch import AlignmentError
 
 BATCH, MINIBATCH, UPDATES = 96, 48, 10
@@ -338,6 +339,70 @@ def test_a_layer_that_the_rows_of_some_learners_do_not_reach(size, monkeypatch):
     states = [optimizer_states(learner) for learner in (pair.one, *pair.several.learners)]
     assert all(largest_difference(states[0], state) < 1e-5 for state in states[1:])  # the numbers of steps among them
     assert len({float(value) for value in states[0]["agent_0_critic_optimizer"] if value.ndim == 0}) == 2
+
+
+class Transposed(MLPModule):
+    """Weights that are views: their memory is not in the order of their axes."""
+
+    def setup(self):
+        super().setup()
+        for layer in self.modules():
+            if isinstance(layer, torch.nn.Linear):
+                layer.weight = torch.nn.Parameter(layer.weight.detach().t().contiguous().t())
+
+
+def test_parameters_whose_memory_is_laid_out_otherwise(monkeypatch):
+    monkeypatch.setattr("thrust_rllib.config.module_class_for", lambda model_config: Transposed)
+    config = config_of(**COUPLED)
+    spaces, updates = rollouts(config, updates=3)
+    pair = Pair(config, 2, spaces)
+    for batches in updates:
+        pair.update(batches)
+    pair.check()
+    state = pair.one.get_state()
+    resumed = make_learner(for_learners(config, 0), spaces)
+    resumed.set_state(pickle.loads(pickle.dumps(state)))
+    for learner in (pair.one, resumed):
+        update(learner, updates[0])
+    assert largest_difference(parameters(pair.one), parameters(resumed)) == 0.0
+
+
+class TowardsFrozen(CrossAgentLoss):
+    """Tells who is frozen by whether a gradient is asked for."""
+
+    needs_features = False
+
+    def __call__(self, features, logits, actions, present):
+        fixed, moving = ([x for x in logits.values() if x.requires_grad == asked] for asked in (False, True))
+        assert len(fixed) == 1 and len(moving) == 2
+        return sum((a - b).square().mean() for a in fixed for b in moving)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_what_frozen_agents_give_is_detached(size):
+    config = config_of(cross_agent_losses={"pull": TowardsFrozen()}, trained=["agent_0", "agent_2"])
+    spaces, (batches,) = rollouts(config, updates=1)
+    pair = Pair(config, size, spaces)
+    pair.update(batches)
+    pair.check()
+
+
+class Noisy(MLPModule):
+    def setup(self):
+        super().setup()
+        self.drop = torch.nn.Dropout(0.1)
+
+
+def test_layers_whose_outputs_depend_on_the_learner_are_told_once(monkeypatch, caplog):
+    monkeypatch.setattr("thrust_rllib.config.module_class_for", lambda model_config: Noisy)
+    config = config_of(policies="shared")
+    spaces, _ = rollouts(config, updates=0)
+    with caplog.at_level("WARNING", logger="thrust_rllib"):
+        make_learner(for_learners(config, 0), spaces)
+        assert not caplog.records
+        ThreadLearners(config, 2, spaces)
+    (record,) = caplog.records
+    assert "has Dropout" in record.getMessage()
 
 
 def test_an_added_module_starts_alike_and_trains():

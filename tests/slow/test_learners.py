@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import ray
 import torch.distributed as dist
+from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 
 from tests.learners.ray_learners import (
     check_alike,
@@ -23,7 +27,9 @@ from tests.learners.ray_learners import (
 )
 from tests.learners.test_lost_rollouts import wait_until_lost
 from tests.support import largest_difference, tiny_config
-from thrust_rllib import FeatureSimilarity, learner_group
+from thrust_rllib import FeatureSimilarity, MLPModule, learner_group
+
+ROOT = Path(__file__).parents[2]
 
 pytestmark = [pytest.mark.slow_learners, pytest.mark.usefixtures("ray_session"), pytest.mark.timeout(300)]
 
@@ -114,6 +120,37 @@ def test_a_learner_whose_process_ends_is_named_and_the_group_ends(monkeypatch, l
     again, _ = in_time(lambda: train_group(group, rollouts[1:]), 5)
     assert str(again) == str(error)
     group.shutdown()
+
+
+class FailsInOneLearner(MLPModule):
+    def setup(self):
+        super().setup()
+        if dist.is_initialized() and dist.get_rank() == 1:
+            raise OSError("no such file on this machine")
+
+
+def test_a_module_that_one_learner_cannot_build_ends_the_group_soon(build, monkeypatch):
+    monkeypatch.setattr(learner_group, "GRACE_S", 2.0)
+    algo = build(team(2))
+    spec = RLModuleSpec(FailsInOneLearner, model_config={"fcnet_hiddens": [8]})
+    error, took = in_time(lambda: algo.add_module("new", spec), 60)
+    assert isinstance(error, RuntimeError) and "learner 1 of 2 failed" in str(error), error
+    assert "no such file on this machine" in str(error) and took < 30.0
+
+
+def test_an_algorithm_can_be_stopped_when_ray_is_gone(tmp_path):
+    """In a process of its own: no other Ray is started, and nothing is said at exit."""
+    script = (
+        "import ray\n"
+        "from tests.learners.ray_learners import team\n"
+        "ray.init(num_cpus=2, include_dashboard=False, logging_level='ERROR', log_to_driver=False)\n"
+        "stopped, left = (team(2).build_algo() for _ in range(2))\n"
+        "ray.shutdown()\n"
+        "stopped.stop()\n"
+        "assert not ray.is_initialized()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, cwd=ROOT)
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr[-2000:]
 
 
 @pytest.mark.parametrize(("learners", "model", "runners"), [(3, "mlp", 0), (2, "lstm", 1)])

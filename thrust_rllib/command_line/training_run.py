@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import signal
+import socket
 import sys
 import time
 import traceback
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from thrust_rllib.config import JointPPOConfig
 
 ERROR_FILE = "error.txt"
+CONNECT_S = 10.0
 
 
 @dataclass
@@ -99,21 +102,23 @@ def start_ray(config: JointPPOConfig, threads: int | None = None, address: str |
         address: of a cluster to join instead.
 
     Raises:
-        ConnectionError: no cluster there.
+        ConnectionError: nothing answers there.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # silences a FutureWarning on every start
     import ray
     import torch
 
+    from thrust_rllib.resources import needed_cpus
+
     if threads is not None:
         torch.set_num_threads(threads)
     quieten_ray()
     if ray.is_initialized():
         return False
-    runners = config.num_env_runners + config.evaluation_num_env_runners
-    needed = 1 + runners * config.num_cpus_per_env_runner + config.num_learners
-    own = {"include_dashboard": False, "num_cpus": max(os.cpu_count() or 1, int(needed))}
+    if address is not None:
+        _check_answers(address)
+    own = {"include_dashboard": False, "num_cpus": max(os.cpu_count() or 1, 1 + math.ceil(needed_cpus(config)))}
     ray.init(
         address=address or "local",
         logging_level=logging.ERROR,
@@ -122,6 +127,20 @@ def start_ray(config: JointPPOConfig, threads: int | None = None, address: str |
     )
     quieten_ray()
     return True
+
+
+def _check_answers(address: str) -> None:
+    """Knocks where an address names host and port; Ray would go on trying for minutes."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if not host or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
+    except OSError as error:
+        raise ConnectionError(
+            f"no cluster answers at {address} within {CONNECT_S:.0f} s ({error}). `ray start --head` prints the "
+            "address (port 6379 by default); 'auto' takes the cluster of this machine."
+        ) from error
 
 
 def quieten_ray(level: int = logging.ERROR) -> None:

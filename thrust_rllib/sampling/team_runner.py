@@ -46,8 +46,8 @@ class TeamRunner(MultiAgentEnvRunner):
     config: Any
     spaces: dict[str, Any]
     module_of: dict[AgentID, ModuleID]
-    team_number = 0
-    """Of the last change of the team that was taken over; 0 as it was built."""
+    team_number: int | None = None
+    """Of the last change of the team that was taken over; None until the algorithm has seen this process."""
     _env_to_module: Any
     _module_to_env: Any
     _ongoing_episodes: list[Any]
