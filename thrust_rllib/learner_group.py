@@ -161,7 +161,9 @@ class JointLearnerGroup(LearnerGroup):
         first, cause = next(iter((dead or errors).items()))
         if dead or len(errors) < len(calls):
             self._end(first, cause, len(calls))
-        raise cause.cause if isinstance(cause, RayTaskError) else cause  # all alike: the next call may be better
+        if isinstance(cause, RayTaskError):
+            raise cause.cause from cause  # all alike: the next call may be better
+        raise cause
 
     def _end(self, failed: int, cause: Exception, count: int) -> NoReturn:
         self._failure = (

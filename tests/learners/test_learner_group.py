@@ -228,6 +228,7 @@ def test_what_all_learners_raise_is_the_callers_and_the_group_lives(group):
 
     error, took = in_time(lambda: group.foreach_learner(fails), 20)
     assert type(error) is KeyError and took < 5.0
+    assert "in fails" in str(error.__cause__), "the traceback of the learner is lost"
     assert [found.get() for found in group.foreach_learner(lambda learner: learner.ranks.size)] == [len(group)] * len(
         group
     )
