@@ -33,7 +33,8 @@ def test_several_learners_take_their_batches_together():
     assert config.lr == recipe(JointPPOConfig(), 1920).lr
 
 
-def test_a_cluster_that_is_not_there_is_told_at_once():
+def test_a_cluster_that_is_not_there_is_told_at_once(monkeypatch):
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
