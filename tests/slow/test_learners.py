@@ -155,7 +155,8 @@ def test_an_algorithm_can_be_stopped_when_ray_is_gone(tmp_path):
 
 @pytest.mark.parametrize(("learners", "model", "runners"), [(3, "mlp", 0), (2, "lstm", 1)])
 def test_an_algorithm_trains_as_with_one_learner(build, learners, model, runners):
-    options = {"num_envs": 2, "runners": {"num_env_runners": runners}}
+    # With the module's group of three learners they fit into the tests' Ray.
+    options = {"num_envs": 2, "runners": {"num_env_runners": runners, "num_cpus_per_env_runner": 0.5}}
     several, one = (build(team(n, model, **options)) for n in (learners, 0))
     for _ in range(4):
         check_metrics([several.train()["learners"]], [one.train()["learners"]])
@@ -168,7 +169,11 @@ def test_an_algorithm_trains_as_with_one_learner(build, learners, model, runners
 
 
 def test_training_goes_on_when_runners_die_behind_their_sample(build, monkeypatch, caplog):
-    algo = build(tiny_config(runners={"num_env_runners": 2}).fault_tolerance(restart_failed_env_runners=True))
+    algo = build(
+        tiny_config(runners={"num_env_runners": 2, "num_cpus_per_env_runner": 0.5}).fault_tolerance(
+            restart_failed_env_runners=True
+        )
+    )
     dying = [1]
     sample = algo._sample
 
