@@ -79,8 +79,7 @@ class JointEpisodeRunner(TeamRunner):
     def get_spaces(self) -> dict[str, Any]:
         if self.env is None:
             return self.spaces
-        modules = self.config.team_codec().modules
-        return {**self.spaces, **{m: (codec.encoder.encoded_space, codec.action_space) for m, codec in modules.items()}}
+        return {**self.spaces, **self.config.module_spaces()}
 
     @override(MultiAgentEnvRunner)
     def _new_episode(self, env_index: int, episodes: list[Any] | None = None) -> None:

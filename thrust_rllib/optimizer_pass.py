@@ -97,8 +97,8 @@ class OptimizerPass:
                     self.all_grads[mine] = [None] * (mine.stop - mine.start)
 
     def params(self) -> dict[ModuleID, list[Tensor]]:
-        """Each module's parameters; none of a frozen module."""
-        return {module_id: self.all_params[mine] for module_id, mine in self._slices.items()}
+        """Each module's parameters that may move; none of a frozen module."""
+        return {m: [p for p in self.all_params[mine] if p.requires_grad] for m, mine in self._slices.items()}
 
     def gradients(self) -> dict[ModuleID, list[Tensor | None]]:
         """Of each module's parameters; none of a frozen module."""

@@ -118,6 +118,15 @@ def objective(net, k):
     return (3 * nnf.elu(net(x.to(next(net.parameters()).dtype))) + 1).square().mean()
 
 
+def test_what_couplings_are_asked_about_are_parameters_that_may_move():
+    net = PartlyFixed()
+    optimizer_pass = OptimizerPass(
+        {"m": make_adam(list(net.parameters()))}, {"m": True}, {"m": None}, "global_norm", "cpu"
+    )
+    mine = optimizer_pass.params()["m"]
+    assert len(mine) == 3 and all(p.requires_grad for p in mine)
+
+
 @pytest.mark.parametrize("clip", [None, 0.05])
 @pytest.mark.parametrize("kind", KINDS)
 def test_steps_equal_those_of_torch_in_float64(kind, clip):
