@@ -18,7 +18,7 @@ PACKAGE = Path(thrust_rllib.__file__).parent
 # A name with a dot at its end stands for a whole folder.
 LAYERS: dict[str, list[str]] = {
     "mathematics, data, environments": ["functional.", "joint_batch", "cross_agent_losses", "envs."],
-    "names and episodes": ["options", "teams", "joint_episode", "resources"],
+    "names and episodes": ["options", "checkpoints", "teams", "joint_episode", "resources"],
     "modules and connectors": ["rl_modules.", "connectors."],
     "sampling": ["sampling.", "env_runner", "episode_runner"],
     "losses": [
@@ -32,9 +32,11 @@ LAYERS: dict[str, list[str]] = {
     ],
     "algorithm": [
         "unserved_options", "config_checks", "doors", "pipelines", "config", "team_changes",
-        "team_algorithm", "algorithm", "registration",
+        "runner_states", "algorithm_state", "warm_start", "team_algorithm", "algorithm", "registration",
     ],
-    "runs": ["confidence", "recipes", "evaluation", "baselines", "trained_team", "team_features"],
+    "runs": ["confidence", "recipes", "evaluation", "baselines", "trained_team", "team_features",
+        "search_space", "sweep_trial", "sweep_results", "sweeps",
+    ],
     "command line": ["command_line.", "reporting.", "report", "cli", "__main__"],
 }  # fmt: skip
 FACADE = "__init__"

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from thrust_rllib.rl_modules.mlp import MLPModule
     from thrust_rllib.rl_modules.multi_discrete import MultiDiscreteMLPModule
     from thrust_rllib.rl_modules.recurrent import GRUModule, LSTMModule
+    from thrust_rllib.trained_team import load_team
 
 _HOME_OF = {
     "CrossAgentLoss": "cross_agent_losses",
@@ -56,6 +57,7 @@ _HOME_OF = {
     "PettingZooJointEnv": "envs.pettingzoo",
     "RedundancyPenalty": "cross_agent_losses",
     "VectorJointEnv": "envs.joint_env",
+    "load_team": "trained_team",
     "register": "registration",
 }
 
@@ -82,6 +84,7 @@ __all__ = [
     "PettingZooJointEnv",
     "RedundancyPenalty",
     "VectorJointEnv",
+    "load_team",
     "register",
 ]
 

@@ -37,6 +37,8 @@ from thrust_rllib.team_algorithm import TeamAlgorithm
 logger = logging.getLogger(__name__)
 
 MAX_EMPTY_ITERATIONS = 3
+LEAVING_S = 10.0
+"""How long a runner may take to answer when the algorithm is stopped."""
 RESTART_PAUSE_S = 1.0
 """A new process with torch and RLlib is up after some seconds."""
 
@@ -51,6 +53,8 @@ class JointPPO(TeamAlgorithm):
 
     _empty_iterations = 0
     _stop_reason: str | None = None
+    _has_updated = False
+    _told_of_late_runners = False
 
     @classmethod
     @override(PPO)
@@ -70,9 +74,15 @@ class JointPPO(TeamAlgorithm):
         if self._stop_reason is not None:
             raise RuntimeError(self._stop_reason)
         results = super().step()
+        self._has_updated = False
         if self._stop_reason is not None:
             results |= {DONE: True, SHOULD_CHECKPOINT: True, STOP_REASON: self._stop_reason}
         return results
+
+    @property
+    def can_be_saved(self) -> bool:
+        """Whether weights and counters are those of the last whole iteration: False behind an error in an update."""
+        return not self._has_updated
 
     @override(PPO)
     def training_step(self) -> None:
@@ -84,6 +94,7 @@ class JointPPO(TeamAlgorithm):
             )
             return  # RLlib restores failed runners before the next step
 
+        self._has_updated = True
         with self.metrics.log_time((TIMERS, LEARNER_UPDATE_TIMER)):
             try:
                 self._update(rollouts)
@@ -157,6 +168,20 @@ class JointPPO(TeamAlgorithm):
         logger.warning(message)
         time.sleep(RESTART_PAUSE_S)
 
+    def _tell_late(self, count: int) -> None:
+        """Warns, once, of runners that are alive and did not answer in time: the others have to do their share."""
+        if count <= 0 or self._told_of_late_runners:
+            return
+        self._told_of_late_runners = True
+        logger.warning(
+            "%d of %d runners did not answer within sample_timeout_s=%s seconds; the others go on, and wait so long "
+            "each time. If the environment is slow, raise .env_runners(sample_timeout_s=...); if it hangs, stop the "
+            "run and resume it.",
+            count,
+            self.env_runner_group.num_remote_workers(),
+            self.config.sample_timeout_s,
+        )
+
     def _sample(self) -> list[Any]:
         """Rollouts of at least `total_train_batch_size` steps: lists of batches, or references to them."""
         count_agent_steps = self.config.count_steps_by == "agent_steps"
@@ -178,6 +203,7 @@ class JointPPO(TeamAlgorithm):
                 for result in sampled:
                     if isinstance(result, Exception):
                         raise result
+                self._tell_late(self.env_runner_group.num_healthy_remote_workers() - len(sampled))
                 if None in sampled:
                     self._bring_up_to_date(self.env_runner_group)
                     sampled = [result for result in sampled if result is not None]
@@ -219,7 +245,28 @@ class JointPPO(TeamAlgorithm):
     def restore_from_path(self, path: Any, *args: Any, **kwargs: Any) -> None:
         """As `TeamAlgorithm`'s; the training goes on, whatever had ended it."""
         super().restore_from_path(path, *args, **kwargs)
-        self._stop_reason = None
+        self._go_on()
+
+    @override(TeamAlgorithm)
+    def set_state(self, state: Any) -> None:
+        """As `TeamAlgorithm`'s; the training goes on, whatever had ended it."""
+        super().set_state(state)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        self._stop_reason, self._empty_iterations = None, 0
+
+    @override(Algorithm)
+    def cleanup(self) -> None:
+        """As RLlib's, which would wait for ever for a runner whose environment hangs: its process is ended."""
+        groups = [getattr(self, name, None) for name in ("env_runner_group", "eval_env_runner_group")]
+        actors = [a for group in groups if group is not None for a in group._worker_manager.actors().values()]
+        if actors and ray.is_initialized():
+            asked = {actor.ping.remote(): actor for actor in actors}
+            _, late = ray.wait(list(asked), num_returns=len(asked), timeout=LEAVING_S)
+            for call in late:
+                ray.kill(asked[call])
+        super().cleanup()
 
     @staticmethod
     @override(Algorithm)

@@ -114,8 +114,13 @@ _Texts: TypeAlias = list[str] | None
 
 @app.command()
 def train(
-    env: Annotated[str, typer.Argument(help="A name; `thrust-rllib envs` lists them.")],
+    env: Annotated[
+        str | None, typer.Argument(help="A name; `thrust-rllib envs` lists them.", show_default=False)
+    ] = None,
     env_config: Annotated[_Texts, _option(_ENV, "A setting; repeatable.", "--env-config", "-e", metavar=_PAIR)] = None,
+    resume: Annotated[
+        Path | None, _option(_RUN, "Go on with a run, in its folder, in place of ENV.", metavar="RUN")
+    ] = None,
     iterations: Annotated[_Int, _count(_RUN, "Stop after so many; 100 if no limit is given.")] = None,
     steps: Annotated[_Int, _count(_RUN, "Stop after so many environment steps.")] = None,
     minutes: Annotated[_Float, _real(_RUN, "Stop after so many minutes.")] = None,
@@ -161,9 +166,12 @@ def train(
         _option(_OUT, "Run folder, new or empty; default: runs/<env>-<time>.", "--output", "-o"),
     ] = None,
     checkpoint_every: Annotated[
-        int, _count(_OUT, "Iterations between checkpoints; 0: only the last. The latest 3 are kept.", min=0)
-    ] = 50,
-    eval_episodes: Annotated[int, _count(_OUT, "Episodes played at the end for evaluation.", min=0)] = 100,
+        _Int,
+        _count(_OUT, "Iterations between checkpoints; 0: only the last. The latest 3 are kept. Default: 50.", min=0),
+    ] = None,
+    eval_episodes: Annotated[
+        _Int, _count(_OUT, "Episodes played at the end for evaluation. Default: 100.", min=0)
+    ] = None,
     live: Annotated[
         bool | None,
         _option(_OUT, "Live view, or a line per iteration; default: live in a terminal.", "--live/--no-live"),
@@ -176,11 +184,18 @@ def train(
 
     Ctrl-C (or SIGTERM) ends the run after its iteration, with a checkpoint and the report; a second one at once.
 
+    --resume RUN goes on from RUN's newest checkpoint (or RUN is one of its checkpoints), with the run's own options.
+
+    What may be given beside it: a new end (--iterations and --steps count from the start of the run, --minutes from
+    now), --runners, --learners, --threads, --address, --lr, --critic-lr, --entropy, --redundancy, --freeze, --set,
+    --checkpoint-every, --eval-episodes, --live.
+
     Options that are not given have the values of thrust_rllib.recipes, then of JointPPOConfig; config.json lists all.
 
     Exit code: 0 finished, 1 failed while running, 2 wrong usage, 130 stopped by Ctrl-C.
 
-    A run that min_entropy ends has exit code 1, too, with a checkpoint and the report.
+    A run that min_entropy ends has exit code 1, too, with a checkpoint and the report; so has one whose last
+    checkpoint could not be written.
     """
     from thrust_rllib.command_line.options import TrainOptions
     from thrust_rllib.command_line.train import run
@@ -192,7 +207,7 @@ def train(
         epochs=epochs, normalize_observations=normalize_observations, settings=settings or (), redundancy=redundancy,
         policies=None if policies is None else policies.value, cell=None if cell is None else cell.value,
         model=model or (), freeze=freeze or (), output=output, checkpoint_every=checkpoint_every,
-        eval_episodes=eval_episodes, live=live, traceback=traceback,
+        eval_episodes=eval_episodes, live=live, traceback=traceback, resume=resume,
     )  # fmt: skip
     raise typer.Exit(run(options))
 
@@ -260,3 +275,110 @@ def report(
     from thrust_rllib.command_line.report import run
 
     raise typer.Exit(run(runs, output, label or ()))
+
+
+class Scheduler(str, enum.Enum):
+    """Which trials of a sweep go on."""
+
+    none = "none"
+    asha = "asha"
+    pbt = "pbt"
+
+
+class Search(str, enum.Enum):
+    """Where the parameters of a sweep's trials come from."""
+
+    random = "random"
+    grid = "grid"
+    optuna = "optuna"
+
+
+_SWEEP, _VARIED = "Sweep", "What is varied: one value, A,B,C, LOW:HIGH or LOW:HIGH:linear"
+_Text: TypeAlias = str | None
+
+
+def _spec(help: str, *names: str) -> Any:
+    return _option(_VARIED, help, *names, metavar="SPEC")
+
+
+@app.command()
+def sweep(
+    env: Annotated[_Text, typer.Argument(help="A name; `thrust-rllib envs` lists them.", show_default=False)] = None,
+    env_config: Annotated[_Texts, _option(_ENV, "A setting; repeatable.", "--env-config", "-e", metavar=_PAIR)] = None,
+    trials: Annotated[_Int, _count(_SWEEP, "How many; 8 unless it is a grid.", min=1)] = None,
+    steps: Annotated[_Int, _count(_SWEEP, "Environment steps of each; default: 100,000.", min=1)] = None,
+    scheduler: Annotated[
+        Scheduler | None,
+        _option(_SWEEP, "asha: ends trials that are behind; pbt: they take over from better ones. Default: none."),
+    ] = None,
+    search: Annotated[
+        Search | None,
+        _option(_SWEEP, "grid: all combinations; optuna: looks at trials so far (TPE). Default: random."),
+    ] = None,
+    concurrent: Annotated[_Int, _count(_SWEEP, "Trials at a time; default: as many as cores.", min=1)] = None,
+    seed: Annotated[_Int, _count(_SWEEP, "Of every trial and of the search; drawn if not given.", min=0)] = None,
+    resume: Annotated[
+        Path | None, _option(_SWEEP, "Go on with an interrupted sweep; failed trials run again.", metavar="FOLDER")
+    ] = None,
+    lr: Annotated[_Text, _spec("Learning rate.")] = None,
+    critic_lr: Annotated[_Text, _spec("The critics' own learning rate.")] = None,
+    entropy: Annotated[_Text, _spec("Coefficient of the entropy.")] = None,
+    redundancy: Annotated[_Text, _spec("Coefficient of the penalty for features that agents share.")] = None,
+    gamma: Annotated[_Text, _spec("Discount.")] = None,
+    lambda_: Annotated[_Text, _spec("λ of the advantages.", "--lambda")] = None,
+    batch: Annotated[_Text, _spec("Environment steps per iteration; no range.")] = None,
+    minibatch: Annotated[_Text, _spec("Joint rows per gradient step; no range.")] = None,
+    epochs: Annotated[_Text, _spec("Passes over the batch; no range.")] = None,
+    vary: Annotated[
+        _Texts, _option(_VARIED, "Any other option of JointPPOConfig; repeatable.", "--vary", metavar="NAME=SPEC")
+    ] = None,
+    envs_per_runner: Annotated[_Int, _count(_LEARN, "Environments side by side.", min=1)] = None,
+    normalize_observations: Annotated[
+        bool | None,
+        _option(_LEARN, "By running mean and deviation.", "--normalize-observations/--no-normalize-observations"),
+    ] = None,
+    settings: Annotated[
+        _Texts, _option(_LEARN, "Any other option of JointPPOConfig; repeatable.", "--set", metavar=_PAIR)
+    ] = None,
+    policies: Annotated[Policies | None, _option(_TEAM, "A network for each agent, or one for all.")] = None,
+    cell: Annotated[Cell | None, _option(_TEAM, "Networks with a memory: LSTM or GRU.")] = None,
+    model: Annotated[_Texts, _option(_TEAM, "A setting of the networks; repeatable.", "--model", metavar=_PAIR)] = None,
+    freeze: Annotated[_Texts, _option(_TEAM, "Leave its network as it is; repeatable.", metavar="AGENT")] = None,
+    output: Annotated[
+        Path | None,
+        _option(_OUT, "Folder, new or empty; default: runs/sweep_<env>-<time>.", "--output", "-o"),
+    ] = None,
+    checkpoint_every: Annotated[
+        _Int, _count(_OUT, "Iterations between a trial's checkpoints; default: 10.", min=1)
+    ] = None,
+    live: Annotated[
+        bool | None, _option(_OUT, "Live table, or lines; default: live in a terminal.", "--live/--no-live")
+    ] = None,
+    traceback: Annotated[bool, _option(_OUT, "Show Python's traceback of an error.", "--traceback")] = False,
+) -> None:
+    """Train on ENV many times with other settings, by Ray Tune, and keep the best team.
+
+    A range LOW:HIGH is drawn log-uniformly (gamma, lambda and --vary: uniformly), LOW:HIGH:linear uniformly.
+
+    A trial's score is the return of all agents, mean of its latest episodes. All trials have the same seed.
+
+    The folder has trials.csv, sweep.png, best/ (a checkpoint for `thrust-rllib evaluate`) and trials/ (Tune's).
+
+    Ctrl-C (or SIGTERM) ends the sweep; --resume goes on from the trials' last checkpoints.
+
+    Exit code: 0 finished, 1 a trial failed, 2 wrong usage, 130 stopped by Ctrl-C.
+    """
+    from thrust_rllib.command_line.sweep import SweepOptions
+    from thrust_rllib.command_line.sweep import run as sweep_run
+
+    options = SweepOptions(
+        env=env, env_config=env_config or (), steps=steps, trials=trials,
+        scheduler=None if scheduler is None else scheduler.value, search=None if search is None else search.value,
+        concurrent=concurrent, envs_per_runner=envs_per_runner, seed=seed, lr=lr, critic_lr=critic_lr, gamma=gamma,
+        lambda_=lambda_, entropy=entropy, batch=batch, minibatch=minibatch, epochs=epochs, redundancy=redundancy,
+        vary=vary or (), normalize_observations=normalize_observations, settings=settings or (),
+        policies=None if policies is None else policies.value, cell=None if cell is None else cell.value,
+        model=model or (), freeze=freeze or (), output=output, resume=resume, checkpoint_every=checkpoint_every,
+        live=live, traceback=traceback,
+    )  # fmt: skip
+    raise typer.Exit(sweep_run(options))

@@ -24,7 +24,7 @@ from thrust_rllib.envs.registry import make_vector_env
 from thrust_rllib.joint_batch import AgentID, JointBatch
 from thrust_rllib.rl_modules.memory import RecurrentModules
 from thrust_rllib.sampling.acting import TeamActor
-from thrust_rllib.sampling.agent_groups import agent_groups, env_actions
+from thrust_rllib.sampling.agent_groups import agent_groups, by_agent, by_group, env_actions
 from thrust_rllib.sampling.episode_clock import EpisodeClock, origins
 from thrust_rllib.sampling.episode_shares import episodes_per_environment
 from thrust_rllib.sampling.rollout import RolloutRecorder
@@ -67,6 +67,7 @@ class JointEnvRunner(TeamRunner):
     Actions are drawn from a generator of the runner's own; torch's global one is left as it was.
     """
 
+    door = "arrays"
     env: VectorJointEnv | None
 
     # --- construction ---------------------------------------------------------------------------------------------
@@ -236,6 +237,43 @@ class JointEnvRunner(TeamRunner):
         # The episodes that go on beyond their share belong to the evaluation: training starts afresh.
         self._needs_initial_reset = True
         return SampledSteps(env_steps, agent_steps)
+
+    # --- state ----------------------------------------------------------------------------------------------------
+
+    @override(TeamRunner)
+    def _reseed_actions(self) -> None:
+        self._make_actor()
+
+    @override(TeamRunner)
+    def _get_lasting_state(self) -> Any:
+        return {"actor": self._actor.get_drawing_state(), "clock": self._clock.get_state()}
+
+    @override(TeamRunner)
+    def _set_lasting_state(self, state: Any) -> None:
+        self._actor.set_drawing_state(state["actor"])
+        if len(state["clock"]) == self.num_envs:
+            self._clock.set_state(state["clock"])
+            self._seen_at = self._clock.now()
+
+    @override(TeamRunner)
+    def _get_playing_state(self) -> dict[str, Any]:
+        return {
+            "seen": by_agent(self._groups, self._encoded),
+            "masks": by_agent(self._groups, self._masks),
+            "memories": by_agent(self._groups, self._actor.get_memories()),
+            "episode_start": self._episode_start,
+            "acting": self._checks.get_state(),
+            "running": self._statistics.get_running(time.perf_counter()),
+        }
+
+    @override(TeamRunner)
+    def _set_playing_state(self, state: dict[str, Any]) -> None:
+        self._encoded = by_group(self._groups, state["seen"])
+        self._masks = by_group(self._groups, state["masks"])
+        self._actor.set_memories(by_group(self._groups, state["memories"]))
+        self._episode_start = state["episode_start"]
+        self._checks.set_state(state["acting"])
+        self._statistics.set_running(state["running"], time.perf_counter())
 
     # --- the environment ------------------------------------------------------------------------------------------
 

@@ -16,9 +16,12 @@ from ray.rllib.utils.typing import ResultDict
 
 from thrust_rllib.connectors.team_actions import TeamActions
 from thrust_rllib.connectors.team_memory import TeamMemory
+from thrust_rllib.connectors.team_observations import ACTING
 from thrust_rllib.envs.multi_agent_vector import MultiAgentVector, make_multi_agent_env
 from thrust_rllib.joint_episode import JointEpisode
+from thrust_rllib.rl_modules.memory import RecurrentModules
 from thrust_rllib.sampling.episode_checks import checked_steps, write_bootstrap_inputs
+from thrust_rllib.sampling.episode_state import episode_state, inputs_state, restore_episode, restored_inputs
 from thrust_rllib.sampling.team_runner import TeamRunner
 
 
@@ -33,6 +36,7 @@ class JointEpisodeRunner(TeamRunner):
     batch of them.
     """
 
+    door = "episodes"
     env: MultiAgentVector | None
 
     # --- construction ---------------------------------------------------------------------------------------------
@@ -40,9 +44,10 @@ class JointEpisodeRunner(TeamRunner):
     @override(MultiAgentEnvRunner)
     def __init__(self, config: Any, **kwargs: Any) -> None:
         super().__init__(config=config, **kwargs)
-        self._seed_actions()
+        self._reseed_actions()
 
-    def _seed_actions(self) -> None:
+    @override(TeamRunner)
+    def _reseed_actions(self) -> None:
         if self.env is not None:
             for piece in self._module_to_env[TeamActions]:
                 piece.seed(self._next_actor_seed())
@@ -51,7 +56,7 @@ class JointEpisodeRunner(TeamRunner):
     def change_team(self, change: Any) -> bool:
         changed = super().change_team(change)
         if changed:
-            self._seed_actions()
+            self._reseed_actions()
         return changed
 
     @override(MultiAgentEnvRunner)
@@ -83,9 +88,13 @@ class JointEpisodeRunner(TeamRunner):
 
     @override(MultiAgentEnvRunner)
     def _new_episode(self, env_index: int, episodes: list[Any] | None = None) -> None:
-        assert self.env is not None
         episodes = self._ongoing_episodes if episodes is None else episodes
-        episodes[env_index] = JointEpisode(
+        episodes[env_index] = self._empty_episode(env_index)
+        self._make_on_episode_callback("on_episode_created", env_index, episodes)
+
+    def _empty_episode(self, env_index: int) -> JointEpisode:
+        assert self.env is not None
+        return JointEpisode(
             env_name=self.env.name,
             runner_index=self.worker_index or 0,
             env_index=env_index,
@@ -94,7 +103,6 @@ class JointEpisodeRunner(TeamRunner):
             action_space=self.env.action_spaces,
             agent_to_module_mapping_fn=self.config.policy_mapping_fn,
         )
-        self._make_on_episode_callback("on_episode_created", env_index, episodes)
 
     # --- sampling -------------------------------------------------------------------------------------------------
 
@@ -113,11 +121,7 @@ class JointEpisodeRunner(TeamRunner):
         if self.normalizer is not None and self._cached_to_module:
             # Normalised at the end of the last rollout, before that entered the moments.
             self.normalizer(batch=self._cached_to_module, shared_data=self._shared_data)
-        try:
-            episodes: list[JointEpisode] = super()._sample(**kwargs)
-        except Exception:
-            self._needs_initial_reset = True  # RLlib's loop left in the middle of a step cannot go on
-            raise
+        episodes: list[JointEpisode] = super()._sample(**kwargs)
         acted: Counter[Any] = Counter()
         for episode in episodes:
             acted.update(episode.acted)
@@ -173,6 +177,51 @@ class JointEpisodeRunner(TeamRunner):
         self._tried_steps += 1
         self.metrics.log_value(ENV_STEP_TIMER, time.perf_counter() - before)
         return results
+
+    # --- state ----------------------------------------------------------------------------------------------------
+
+    @override(TeamRunner)
+    def _get_lasting_state(self) -> list[Any]:
+        return [piece.get_drawing_state() for piece in self._module_to_env[TeamActions]]
+
+    @override(TeamRunner)
+    def _set_lasting_state(self, state: list[Any]) -> None:
+        for piece, mine in zip(self._module_to_env[TeamActions], state, strict=True):
+            piece.set_drawing_state(mine)
+
+    @override(TeamRunner)
+    def _get_playing_state(self) -> dict[str, Any]:
+        assert self._cached_to_module is not None and self._shared_data is not None
+        going_on = {episode.id_ for episode in self._ongoing_episodes}
+        return {
+            "episodes": [episode_state(episode) for episode in self._ongoing_episodes],
+            "inputs": inputs_state(self._shared_data[ACTING], self._cached_to_module),
+            "totals": self._totals,
+            "fragments": {
+                id_: [episode_state(fragment) for fragment in fragments]
+                for id_, fragments in self._ongoing_episodes_for_metrics.items()
+                if id_ in going_on
+            },
+        }
+
+    @override(TeamRunner)
+    def _set_playing_state(self, state: dict[str, Any]) -> None:
+        self._ongoing_episodes = [self._restored_episode(i, saved) for i, saved in enumerate(state["episodes"])]
+        env_index_of = {episode.id_: episode.env_index for episode in self._ongoing_episodes}
+        self._totals = state["totals"]
+        self._done_episodes_for_metrics.clear()
+        self._ongoing_episodes_for_metrics.clear()
+        for id_, fragments in state["fragments"].items():
+            restored = [self._restored_episode(env_index_of[id_], fragment) for fragment in fragments]
+            self._ongoing_episodes_for_metrics[id_] = restored
+        layouts = RecurrentModules.of(self.module).layouts
+        acting, self._cached_to_module = restored_inputs(state["inputs"], layouts, self._device)
+        self._shared_data = {ACTING: acting}
+
+    def _restored_episode(self, env_index: int, state: dict[str, Any]) -> JointEpisode:
+        episode = self._empty_episode(env_index)
+        restore_episode(episode, state)
+        return episode
 
     # --- metrics --------------------------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from thrust_rllib.sampling.acting import TeamActor
 from thrust_rllib.sampling.agent_groups import AgentGroup, agent_groups, env_actions
 from thrust_rllib.sampling.episode_shares import episodes_per_environment
 from thrust_rllib.sampling.team_runner import TeamRunner
+from thrust_rllib.teams import DeclaredTeam
 
 MAX_ENVS = 256
 
@@ -237,7 +238,7 @@ class TeamPolicy(RememberingPolicy):
         self._actor.advance(present, over)
 
 
-def team_actor(algo: Any, env: VectorJointEnv, seed: int) -> TeamActor:
+def team_actor(algo: Any, env: VectorJointEnv | DeclaredTeam, seed: int) -> TeamActor:
     """Acts in `env` with the algorithm's networks and moments of now, and a generator of its own.
 
     Raises:

@@ -26,6 +26,7 @@ from ray.rllib.env.utils.infinite_lookback_buffer import InfiniteLookbackBuffer
 from ray.rllib.utils.annotations import override
 from ray.util import log_once
 
+from thrust_rllib.envs.names import DECLARE_ALL
 from thrust_rllib.joint_batch import AgentID
 
 logger = logging.getLogger(__name__)
@@ -316,8 +317,7 @@ class JointEpisode(MultiAgentEpisode):
             for agent in mapping:
                 if agent not in self.agents:
                     raise ValueError(
-                        f"{self._where()}: agent {agent!r} is not in possible_agents {list(self.agents)}; declare "
-                        "every agent that may ever appear"
+                        f"{self._where()}: agent {agent!r} is not in possible_agents {list(self.agents)}; {DECLARE_ALL}"
                     )
 
     def _number(self, agent: AgentID, reward: Any) -> float:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import functools
+import tempfile
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 import ray
+from pyarrow import fs
 from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.rllib.core import COMPONENT_LEARNER
 from ray.rllib.core.learner.learner_group import LearnerGroup
 from ray.rllib.core.learner.training_data import TrainingData
 from ray.rllib.utils.actor_manager import RemoteCallResults, ResultOrError
 from ray.rllib.utils.annotations import override
 from ray.rllib.utils.typing import StateDict
 
+from thrust_rllib.checkpoints import local_path
 from thrust_rllib.joint_batch import JointBatch
 from thrust_rllib.teams import AgentToModule
 
@@ -142,6 +147,49 @@ class JointLearnerGroup(LearnerGroup):
         self._check_is_alive()
         return super().get_checkpointable_components()
 
+    @override(LearnerGroup)
+    def save_to_path(
+        self, path: Any = None, *, state: StateDict | None = None, filesystem: Any = None, **kwargs: Any
+    ) -> str:
+        """As RLlib's, which does not hear of it when a learner in another process cannot write.
+
+        Here such a learner hands its files over, and this process writes them.
+        """
+        self._check_is_alive()
+        if self.is_local:
+            return super().save_to_path(path, state=state, filesystem=filesystem, **kwargs)
+        path = super().save_to_path(path, state={}, filesystem=filesystem, **kwargs)  # all but the learner
+        given = {} if state is None else {"state": ray.put(state[COMPONENT_LEARNER])}
+        filesystem = filesystem or fs.LocalFileSystem()
+        for name, content in self.ask_first(_saved_files, **given, **kwargs).items():
+            place = f"{path}/{COMPONENT_LEARNER}/{name}"
+            filesystem.create_dir(place.rpartition("/")[0], recursive=True)
+            with filesystem.open_output_stream(place) as file:
+                file.write(content)
+        return path
+
+    @override(LearnerGroup)
+    def restore_from_path(
+        self, path: Any, *, component: str | None = None, filesystem: Any = None, **kwargs: Any
+    ) -> None:
+        """As RLlib's, which does not hear of it when a learner in another process fails.
+
+        Raises:
+            FileNotFoundError: there is nothing at `path`.
+        """
+        self._check_is_alive()
+        place = local_path(path, filesystem)
+        if self.is_local or place is None:
+            super().restore_from_path(path, component=component, filesystem=filesystem, **kwargs)
+            return
+        name, _, inner = (component or COMPONENT_LEARNER).partition("/")
+        if name != COMPONENT_LEARNER:
+            return
+        if not (folder := place if component else place / name).is_dir():
+            raise FileNotFoundError(f"there is no learner's state in {place}")
+        files = {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+        self._get_results(self.foreach_learner(_restore_files, files=ray.put(files), component=inner or None))
+
     def _answers(self, calls: list[ray.ObjectRef]) -> list[Any]:
         """Waits for all learners that were called, but not for those that wait for one that failed."""
         errors: dict[int, RayError] = {}
@@ -193,6 +241,22 @@ class JointLearnerGroup(LearnerGroup):
         # Without grace: learners that are gone cannot be asked to leave the process group.
         self._backend_executor.shutdown(graceful_termination=False)
         self._workers, self._is_shut_down = None, True
+
+
+def _saved_files(learner: Any, state: Any = None, **kwargs: Any) -> dict[str, bytes]:
+    """Runs in a learner: {name: content} of what it would save."""
+    with tempfile.TemporaryDirectory() as folder:
+        learner.save_to_path(folder, state=None if state is None else ray.get(state), **kwargs)
+        return {p.relative_to(folder).as_posix(): p.read_bytes() for p in Path(folder).rglob("*") if p.is_file()}
+
+
+def _restore_files(learner: Any, files: Any, component: str | None) -> None:
+    """Runs in a learner, perhaps on another machine than the files."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, content in ray.get(files).items():
+            (place := Path(folder, name)).parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(content)
+        learner.restore_from_path(folder, component=component)
 
 
 def _set_agent_to_module(learner: Any, mapping: AgentToModule) -> None:

@@ -3,38 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import random
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import ray
 from ray.rllib.algorithms.algorithm import Algorithm
-from ray.rllib.algorithms.ppo import PPO
-from ray.rllib.core import (
-    COMPONENT_ENV_TO_MODULE_CONNECTOR,
-    COMPONENT_LEARNER,
-    COMPONENT_LEARNER_GROUP,
-    COMPONENT_RL_MODULE,
-)
+from ray.rllib.core import COMPONENT_ENV_TO_MODULE_CONNECTOR
 from ray.rllib.core.rl_module.multi_rl_module import MultiRLModuleSpec
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.utils.annotations import override
 
-from thrust_rllib import team_changes
+from thrust_rllib import team_changes, warm_start
+from thrust_rllib.algorithm_state import StatefulAlgorithm
 from thrust_rllib.connectors.carry_over import rebuilt
 from thrust_rllib.connectors.observation_normalizer import ObservationNormalizer
 from thrust_rllib.envs.names import nearest
 from thrust_rllib.joint_batch import ModuleID
+from thrust_rllib.sampling.team_runner import TeamRunner
 from thrust_rllib.team_changes import TeamChange
 
 
-class TeamAlgorithm(PPO):
+class TeamAlgorithm(StatefulAlgorithm):
     """Base of the algorithm: learners and all runners have the same modules with the same weights."""
 
-    config: Any
     evaluation_config: Any
     spaces: Any
-    env_to_module_connector: Any
-    module_to_env_connector: Any
     _team_change: TeamChange | None = None
 
     @override(Algorithm)
@@ -173,8 +168,8 @@ class TeamAlgorithm(PPO):
         found = group.foreach_env_runner(lambda runner: runner.team_number, local_env_runner=False)
         if all(n == number for n in found):
             return
-        state = self._connector_state()
-        group.foreach_env_runner(lambda runner: _tell(runner, number, change, state), local_env_runner=False)
+        state, iteration = self._connector_state(), self.iteration
+        group.foreach_env_runner(lambda runner: _tell(runner, number, change, state, iteration), local_env_runner=False)
         self._hand_out_weights()
 
     @override(Algorithm)
@@ -184,6 +179,12 @@ class TeamAlgorithm(PPO):
         if restored:
             self._bring_up_to_date(env_runner_group)
         return restored
+
+    @override(StatefulAlgorithm)
+    def _give_states(self) -> None:
+        for group in self._runner_groups():
+            self._bring_up_to_date(group)
+        super()._give_states()
 
     def copy_module(self, source: ModuleID, target: ModuleID) -> None:
         """Lets module `target` act as `source` does now: a frozen opponent becomes the learner's latest self.
@@ -218,62 +219,58 @@ class TeamAlgorithm(PPO):
         if self.env_runner is None:
             self.env_to_module_connector[ObservationNormalizer][0].copy_moments(source, target)
 
-    # --- the same for all -----------------------------------------------------------------------------------------
+    def warm_start(
+        self, path: str | Path, modules: Mapping[ModuleID, ModuleID] | None = None, noise: float = 0.0
+    ) -> None:
+        """Gives modules the parameters that modules of a checkpoint have; everything else stays as it is.
 
-    @override(Algorithm)
-    def restore_from_path(self, path: Any, *args: Any, **kwargs: Any) -> None:
-        """Restores, and hands the weights to every runner.
+        Moments of observations and of values come along, optimizers, counters and settings do not: the training
+        starts from other weights. Learners and all runners have them afterwards.
 
-        RLlib's runners take weights only if their sequence number is newer, so that after going *back* they would go
-        on with those they had.
+        Args:
+            path: of a checkpoint of any run.
+            modules: {module here: module of the checkpoint}; several may take from the same one. None takes all that
+                have the same name.
+            noise: to every number of a parameter is added a normal one, times this, times the deviation of that
+                parameter's numbers; drawn from the configuration's seed. Modules that start from one differ by it.
 
         Raises:
-            ValueError: the checkpoint has modules that this algorithm has not; nothing is restored then.
+            ValueError: no checkpoint, an unknown module, networks of different shapes, or noise below 0. Nothing has
+                changed then.
         """
-        modules = Path(path) / COMPONENT_LEARNER_GROUP / COMPONENT_LEARNER / COMPONENT_RL_MODULE
-        saved = {folder.name for folder in modules.iterdir() if folder.is_dir()} if modules.is_dir() else set()
-        if unknown := sorted(saved - set(self.config.policies)):
-            raise ValueError(
-                f"the checkpoint {path} has modules {unknown}, which this algorithm has not: its modules are "
-                f"{sorted(self.config.policies)}. Take JointPPO.from_checkpoint(path), or first add them: "
-                "algo.add_module(...)."
-            )
-        super().restore_from_path(path, *args, **kwargs)
+        parts = warm_start.read_parts(path, modules, sorted(self.config.policies), noise)
+        connectors = self._connector_state()
+        moments = warm_start.observation_moments(parts, connectors[COMPONENT_ENV_TO_MODULE_CONNECTOR])
+        self.learner_group.ask_first(warm_start.check_shapes, parts=parts)
+        for group in self._runner_groups():
+            self._bring_up_to_date(group)
+        seed = random.getrandbits(63) if self.config.seed is None else self.config.seed
+        taken = self.learner_group.foreach_learner(warm_start.take_parts, parts=parts, noise=noise, seed=seed)
+        self.learner_group._get_results(taken)
+        if moments is not None:
+            if self.env_runner is None:
+                self.env_to_module_connector.set_state(moments)
+            self._tell_runners(self._runner_groups(), _take_moments, moments)
         self._hand_out_weights()
 
-    @override(Algorithm)
-    def set_state(self, state: Any) -> None:
-        """As RLlib's; weights in it reach every runner, as with `restore_from_path`."""
-        super().set_state(state)
-        if COMPONENT_LEARNER_GROUP in state:
-            self._hand_out_weights()
 
-    def _runner_groups(self) -> list[Any]:
-        """Those that train, and those of the evaluation where there are any."""
-        return [group for group in (self.env_runner_group, self.eval_env_runner_group) if group is not None]
-
-    def _hand_out_weights(self) -> None:
-        """The learner's weights to every runner, whatever sequence number they have."""
-        for group in self._runner_groups():
-            group.foreach_env_runner(_forget_sequence_number)
-            group.sync_weights(from_worker_or_learner_group=self.learner_group, inference_only=True)
-
-    def _connector_state(self) -> dict[str, Any]:
-        """What the env-to-module pieces have gathered, of all runners together, as a runner's state."""
-        name = COMPONENT_ENV_TO_MODULE_CONNECTOR
-        if self.env_runner is not None:
-            return {name: self.env_runner.get_state(components=name)[name]}
-        return {name: self.env_to_module_connector.get_state()}
+def _take_moments(runner: Any, state: Any) -> None:
+    runner.set_state({COMPONENT_ENV_TO_MODULE_CONNECTOR: ray.get(state) if isinstance(state, ray.ObjectRef) else state})
 
 
-def _tell(runner: Any, number: int, change: TeamChange | None, state: dict[str, Any]) -> None:
-    """Runs in a runner: gives it the team of this number, and the state that belongs to it, if it has another one."""
+def _tell(runner: Any, number: int, change: TeamChange | None, state: dict[str, Any], iteration: int) -> None:
+    """Runs in a runner: gives it the team of this number, and the state that belongs to it, if it has another one.
+
+    It goes on with numbers of its own: those of the start were trained on.
+    """
     if runner.team_number == number:
         return
     if change is not None:
         runner.change_team(change)
     runner.team_number = number
     runner.set_state(state)
+    if isinstance(runner, TeamRunner):
+        runner.reseed(iteration)
 
 
 def _copy_module(learner: Any, source: ModuleID, target: ModuleID) -> None:
@@ -289,10 +286,6 @@ def _check_everywhere(where: dict[str, bool], known: Sequence[str]) -> None:
                 f"{name}={value!r}: learners and all runners have the same modules here. Leave it out; a module that "
                 "is not to be trained, or plays no agent, costs nothing."
             )
-
-
-def _forget_sequence_number(runner: Any) -> None:
-    runner._weights_seq_no = 0
 
 
 def _count_as_told(runner: Any) -> None:

@@ -12,6 +12,7 @@ from ray.rllib.core.learner.learner import Learner
 from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 from ray.rllib.core.rl_module.multi_rl_module import MultiRLModuleSpec
 from ray.rllib.utils.annotations import override
+from ray.rllib.utils.metrics import WEIGHTS_SEQ_NO
 from ray.rllib.utils.schedules.scheduler import Scheduler
 from ray.rllib.utils.typing import ModuleID, StateDict
 
@@ -195,12 +196,19 @@ class TeamLearner(TorchLearner):
             self._value_normalizers[target].set_state(self._value_normalizers[source].get_state())
         self._entropy_guard.low_updates[target] = self._entropy_guard.low_updates[source]
 
+    def take_value_moments(self, module_id: ModuleID, state: StateDict | None) -> None:
+        """Gives a module the moments of value targets of another one; None where that has none."""
+        if state is not None and module_id in self._value_normalizers:
+            self._value_normalizers[module_id].set_state(state)
+
     # --- state ----------------------------------------------------------------------------------------------------
 
     @override(TorchLearner)
     def _set_optimizer_state(self, state: StateDict) -> None:
+        # RLlib would configure the module's optimizers once more for one that this configuration does not have.
+        mine = {name: own for name, own in state.items() if name in self._named_optimizers}
         # Arrays out of Ray's object store would stay there, for all learners of a machine to step in the same memory.
-        super()._set_optimizer_state(copy.deepcopy(state))
+        super()._set_optimizer_state(copy.deepcopy(mine))
         for optimizer in self._named_optimizers.values():
             for param, own in optimizer.state.items():
                 own.update({name: laid_out_as(x, param) for name, x in own.items() if x.shape == param.shape})
@@ -228,7 +236,7 @@ class TeamLearner(TorchLearner):
         number = self._weights_seq_no
         self._weights_seq_no = -1
         super().set_state({key: value for key, value in state.items() if key != "should_module_be_updated"})
-        self._weights_seq_no = number if self._weights_seq_no < 0 else self._weights_seq_no
+        self._weights_seq_no = int(state.get(WEIGHTS_SEQ_NO, number))  # 0, too, which RLlib takes for none
         if (joint := state.get(JOINT_STATE)) is not None:
             self._generator.set_state(torch.from_numpy(joint["generator"].copy()))
             self._coupling_gradients = joint.get("coupling_gradients", {})

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from tests.cli.helpers import TINY, checkpoints, read_json, rows
-from thrust_rllib.command_line.training_run import StopSignal
+from thrust_rllib.command_line.stop_signal import StopSignal
 
 EVALUATE = """
 import sys

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from tests.cli.helpers import checkpoints, rows
-from thrust_rllib.command_line.run_folder import ResultLog, RunFolder, choose_folder
+from thrust_rllib.command_line.result_log import ResultLog
+from thrust_rllib.command_line.run_folder import RunFolder, choose_folder
 from thrust_rllib.command_line.run_record import write_json
 
 
@@ -41,7 +42,6 @@ def test_a_column_that_appears_late_gets_empty_cells_above(tmp_path):
     log.write(result(2, env_runners={"episode_return_mean": 3.5}))
     log.write(result(3))
     log.write(result(4, env_runners={"episode_return_mean": 4.5}, learners={"a/b": 1}))
-    log.close()
     table = rows(tmp_path)
     assert [row["env_runners/episode_return_mean"] for row in table] == ["", "3.5", "", "4.5"]
     assert [row["training_iteration"] for row in table] == ["1", "2", "3", "4"]
@@ -53,12 +53,12 @@ def test_a_column_that_appears_late_gets_empty_cells_above(tmp_path):
 class FakeAlgo:
     def save_to_path(self, path):
         Path(path).mkdir(parents=True)
-        (Path(path) / "state").touch()
+        (Path(path) / "rllib_checkpoint.json").touch()
 
 
-class FailingAlgo(FakeAlgo):
+class FailingAlgo:
     def save_to_path(self, path):
-        super().save_to_path(path)
+        Path(path).mkdir(parents=True)
         raise OSError("disk full")
 
 
@@ -76,6 +76,7 @@ def test_a_checkpoint_that_failed_is_not_taken_for_one(tmp_path):
     with pytest.raises(OSError, match="disk full"):
         folder.save_checkpoint(FailingAlgo(), 1)
     assert folder.checkpoints() == []
+    (folder.path / "checkpoints" / "iteration_000001").rmdir()  # as `save_to_path` itself does
     folder.save_checkpoint(FakeAlgo(), 1)
     folder.close()
     assert checkpoints(folder.path) == ["iteration_000001"]

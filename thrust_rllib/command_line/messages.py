@@ -9,7 +9,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from thrust_rllib.command_line.run_folder import CONFIG_FILE, LOG_FILE, PROGRESS_FILE, RunFolder
+from thrust_rllib.command_line.result_log import PROGRESS_FILE
+from thrust_rllib.command_line.run_folder import CONFIG_FILE, LOG_FILE, RunFolder
 from thrust_rllib.command_line.training_progress import duration, number
 from thrust_rllib.command_line.training_run import ERROR_FILE, Outcome
 
@@ -78,11 +79,29 @@ def print_end(console: Console, outcome: Outcome, folder: RunFolder) -> None:
             console.print(f"{state}: {text}", soft_wrap=True, highlight=False)
             console.print(table)
     else:
-        console.print(f"{state} in the first iteration", style=style)
+        where = f"iteration {outcome.began_at + 1:,}" if outcome.began_at else "the first iteration"
+        console.print(f"{state} in {where}", style=style)
     for name, place in _places(outcome, folder).items():
         line = Text(f"{name:<16} ", style="dim")
         line.append(place, style="not dim")
         console.print(line, soft_wrap=True, highlight=False)
+
+
+def unsaved_text(outcome: Outcome, folder: RunFolder) -> str:
+    """That the last checkpoint could not be written, and what there is."""
+    newest = "there is no other" if outcome.checkpoint is None else f"the newest is {outcome.checkpoint.name}"
+    return (
+        f"the last checkpoint could not be written ({outcome.save_error}); {newest}. Make room on the disk of "
+        f"{folder.shown} before the run goes on"
+    )
+
+
+def _is_unfinished(outcome: Outcome) -> bool:
+    return outcome.interrupted or outcome.error is not None or outcome.save_error is not None
+
+
+def _iteration(outcome: Outcome) -> int:
+    return outcome.began_at if outcome.progress is None else outcome.progress.iteration
 
 
 def _state(outcome: Outcome) -> tuple[str, str]:
@@ -128,6 +147,9 @@ def _places(outcome: Outcome, folder: RunFolder) -> dict[str, str]:
     places["checkpoint"] = "none was written"
     if outcome.checkpoint is not None:
         places["checkpoint"] = f"{shown}/{outcome.checkpoint.relative_to(folder.path)}"
+        command = f"thrust-rllib train --resume {shlex.quote(shown)}"
+        further = "" if _is_unfinished(outcome) else f" --iterations {2 * _iteration(outcome)}"
+        places["go on"] = command + further
     if (folder.path / PROGRESS_FILE).exists():
         places["numbers"] = f"{shown}/{PROGRESS_FILE}"
     places["options, log"] = f"{shown}/{CONFIG_FILE}, {shown}/{LOG_FILE}"

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from thrust_rllib.config import JointPPOConfig
 
 DEFAULT_LIMIT = Limit("iterations", 100)
+DEFAULT_CHECKPOINT_EVERY = 50
+DEFAULT_EVAL_EPISODES = 100
 # No run gets there: RLlib builds a runner for evaluation when an interval is set, and we evaluate at the end.
 _NEVER = 10**9
 
@@ -68,9 +70,12 @@ def choose_limit(iterations: int | None, steps: int | None, minutes: float | Non
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """What `thrust-rllib train` was given; None and empty lists stand for not given. See its help."""
+    """What `thrust-rllib train` was given; None and empty lists stand for not given. See its help.
 
-    env: str
+    Beside `resume`, `env` and most others stay out: the run has its own.
+    """
+
+    env: str | None = None
     env_config: Sequence[str] = ()
     iterations: int | None = None
     steps: int | None = None
@@ -97,18 +102,22 @@ class TrainOptions:
     model: Sequence[str] = ()
     freeze: Sequence[str] = ()
     output: Path | None = None
-    checkpoint_every: int = 50
-    eval_episodes: int = 100
+    checkpoint_every: int | None = None
+    eval_episodes: int | None = None
     live: bool | None = None
     traceback: bool = False
+    resume: Path | None = None
 
 
-def _total_steps(options: TrainOptions, batch: int) -> int | None:
-    """Environment steps that the run is going to take, `batch` in an iteration; None where it is limited by time."""
-    limit = choose_limit(options.iterations, options.steps, options.minutes)
+def recipe_lr(limit: Limit, config: JointPPOConfig) -> Any:
+    """The recipe's learning rate for a run of this length: it falls to 0 at the end, where that is known."""
+    from thrust_rllib.config import JointPPOConfig
+    from thrust_rllib.recipes import recipe
+
     if limit.kind == "minutes":
-        return None
-    return int(limit.amount) * (batch if limit.kind == "iterations" else 1)
+        return recipe(JointPPOConfig()).lr
+    steps = int(limit.amount) * (config.total_train_batch_size if limit.kind == "iterations" else 1)
+    return recipe(JointPPOConfig(), steps).lr
 
 
 def build_config(options: TrainOptions) -> JointPPOConfig:
@@ -118,34 +127,27 @@ def build_config(options: TrainOptions) -> JointPPOConfig:
         ValueError, TypeError: what was given, what is needed.
     """
     from thrust_rllib.config import JointPPOConfig
-    from thrust_rllib.cross_agent_losses import RedundancyPenalty
     from thrust_rllib.recipes import recipe
 
-    # A failing environment would otherwise be restarted without end, and its message lost.
-    config = JointPPOConfig().fault_tolerance(restart_failed_env_runners=False)
+    config = JointPPOConfig()
     recipe(config)
     config.environment(options.env, env_config=parse_pairs("--env-config", options.env_config))
     config.debugging(seed=secrets.randbelow(2**31) if options.seed is None else options.seed)
     config.env_runners(
         **_given(
-            num_env_runners=options.runners,
             num_envs_per_env_runner=options.envs_per_runner,
             normalize_observations=options.normalize_observations,
         )
     )
     config.training(
         **_given(
-            lr=options.lr,
-            critic_lr=options.critic_lr,
             gamma=options.gamma,
             lambda_=options.lambda_,
-            entropy_coeff=options.entropy,
             train_batch_size_per_learner=options.batch,
             minibatch_size=options.minibatch,
             num_epochs=options.epochs,
         )
     )
-    config.learners(**_given(num_learners=options.learners))
     if options.policies is not None:
         config.multi_agent(policies=options.policies)
     model_config = parse_pairs("--model", options.model)
@@ -153,27 +155,49 @@ def build_config(options: TrainOptions) -> JointPPOConfig:
         raise ValueError(f"--cell {options.cell} and --model cell={model_config['cell']}: give one of them")
     if model_config := model_config | _given(cell=options.cell):
         config.rl_module(model_config=model_config)
-    if options.redundancy is not None:
-        config.training(
-            cross_agent_losses={"redundancy": RedundancyPenalty()},
-            cross_agent_coeffs={"redundancy": options.redundancy},
-        )
-    if options.eval_episodes:
-        # Greedy, as `thrust-rllib evaluate` plays unless told otherwise.
-        config.evaluation(
-            evaluation_interval=_NEVER,
-            evaluation_duration=options.eval_episodes,
-            evaluation_config={"explore": False},
-        )
-    settings = parse_pairs("--set", options.settings)
-    config.update_from_dict(settings)
-    if options.lr is None and "lr" not in settings:
+    set_evaluation(config, DEFAULT_EVAL_EPISODES if options.eval_episodes is None else options.eval_episodes)
+    changed_by(options, config)
+    if not gives_lr(options):
         # Only now is it known how many steps an iteration takes.
-        config.training(lr=recipe(JointPPOConfig(), _total_steps(options, config.total_train_batch_size)).lr)
-    if options.freeze:
-        config.multi_agent(policies_to_train=_trained_modules(config, options.freeze))
+        config.training(lr=recipe_lr(choose_limit(options.iterations, options.steps, options.minutes), config))
     config.validate()
     return config
+
+
+def gives_lr(options: TrainOptions) -> bool:
+    """Whether a learning rate was given, in place of the recipe's."""
+    return options.lr is not None or "lr" in parse_pairs("--set", options.settings)
+
+
+def set_evaluation(config: JointPPOConfig, episodes: int) -> None:
+    """An evaluation at the end of the run; greedy, as `thrust-rllib evaluate` plays unless told otherwise."""
+    if episodes:
+        config.evaluation(
+            evaluation_interval=_NEVER, evaluation_duration=episodes, evaluation_config={"explore": False}
+        )
+    else:
+        config.evaluation(evaluation_interval=None, evaluation_config=None)
+
+
+def changed_by(options: TrainOptions, config: JointPPOConfig) -> None:
+    """Sets the options that may change while a run goes on, and `--set`.
+
+    Raises:
+        ValueError, TypeError: what was given, what is needed.
+    """
+    from thrust_rllib.cross_agent_losses import RedundancyPenalty
+
+    config.env_runners(**_given(num_env_runners=options.runners))
+    config.learners(**_given(num_learners=options.learners))
+    config.training(**_given(lr=options.lr, critic_lr=options.critic_lr, entropy_coeff=options.entropy))
+    if options.redundancy is not None:
+        config.training(
+            cross_agent_losses={"redundancy": RedundancyPenalty(), **config.cross_agent_losses},
+            cross_agent_coeffs={**config.cross_agent_coeffs, "redundancy": options.redundancy},
+        )
+    config.update_from_dict(parse_pairs("--set", options.settings))
+    if options.freeze:
+        config.multi_agent(policies_to_train=_trained_modules(config, options.freeze))
 
 
 def _given(**options: Any) -> dict[str, Any]:

@@ -3,30 +3,34 @@
 | in the folder | what |
 |---|---|
 | `config.json` | command, seed, versions and every option |
-| `progress.csv`, `events.out.tfevents…` | RLlib's results of each iteration, as a table and for TensorBoard |
+| `progress.csv`, `result.json`, `events.out.tfevents…` | results by iteration: a table, JSON, TensorBoard |
 | `checkpoints/iteration_000100` | for `JointPPO.from_checkpoint` |
 | `report/` | learning curves and final numbers, see `thrust_rllib.report` |
 | `train.log` | warnings and notes of this package, Ray and RLlib |
+| `set_aside/1/` | what lay behind an older checkpoint from which the run went on |
 """
 
 from __future__ import annotations
 
-import csv
+import contextlib
+import fcntl
 import itertools
 import logging
 import os
 import re
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-PROGRESS_FILE = "progress.csv"
+from thrust_rllib.command_line.result_log import EVENTS, PROGRESS_FILE, RESULT_FILE, ResultLog
+
+ALGORITHM_FILE = "rllib_checkpoint.json"  # RLlib's: in the folder of a checkpoint of a whole algorithm
 CONFIG_FILE = "config.json"
 LOG_FILE = "train.log"
 CHECKPOINTS = "checkpoints"
+SET_ASIDE = "set_aside"
 KEPT_CHECKPOINTS = 3
 RAY_LOGGERS = ("ray", "ray.rllib", "ray.data")  # those with a handler of their own, which pass nothing on
 
@@ -55,17 +59,40 @@ def _file_name(env: str) -> str:
     return re.sub(r"\W+", "_", env).strip("_")
 
 
+def numbered_checkpoints(folder: Path) -> list[Path]:
+    """Complete checkpoints in a folder, the oldest first."""
+    found = {p: p.name.removeprefix("iteration_") for p in folder.glob("iteration_*") if (p / ALGORITHM_FILE).is_file()}
+    return sorted((p for p, number in found.items() if number.isdigit()), key=lambda p: int(found[p]))
+
+
+def iteration_of_checkpoint(path: Path) -> int:
+    """As its name says."""
+    return int(path.name.removeprefix("iteration_"))
+
+
 class RunFolder:
-    """Creates the folder at `path` and writes what belongs into it."""
+    """Creates the folder at `path`, or opens it, and writes what belongs into it.
+
+    Raises:
+        ValueError: another process writes into it.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
         self.path.mkdir(parents=True, exist_ok=True)
-        self._log = ResultLog(self.path)
-        self._log_handler = logging.FileHandler(self.path / LOG_FILE, encoding="utf-8")
+        self._log_handler = _LogFile(self.path / LOG_FILE, encoding="utf-8")
+        assert self._log_handler.stream is not None
+        try:
+            fcntl.flock(self._log_handler.stream.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._log_handler.close()
+            raise ValueError(f"{self.shown} is in use: another process trains into it. End that one first") from None
+        except OSError as error:  # a disk that knows no locks
+            logging.getLogger(__name__).info("the run folder is not locked: %s", error)
         self._log_handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         for name in ("thrust_rllib", *RAY_LOGGERS):
             logging.getLogger(name).addHandler(self._log_handler)
+        self._log = ResultLog(self.path)
 
     @property
     def shown(self) -> str:
@@ -74,90 +101,62 @@ class RunFolder:
         return str(self.path) if relative.startswith("..") else relative
 
     def log(self, result: Mapping[str, Any]) -> None:
-        """Writes a result of `JointPPO.train()`."""
+        """Writes a result of `JointPPO.train()`; see `ResultLog.write` for a disk that is full."""
         self._log.write(result)
 
     def save_checkpoint(self, algo: Any, iteration: int) -> Path:
-        """Saves the algorithm, then removes all but the latest checkpoints; a half-written one has another name."""
+        """Saves the algorithm, then removes all but the latest checkpoints.
+
+        Raises:
+            OSError: it could not be written; the earlier ones are still there.
+        """
         target = self.path / CHECKPOINTS / f"iteration_{iteration:06}"
-        if target.exists():
+        if target in self.checkpoints():
             return target
-        unfinished = target.with_name(f"unfinished_{target.name}")
-        shutil.rmtree(unfinished, ignore_errors=True)
-        algo.save_to_path(str(unfinished))
-        unfinished.rename(target)
+        algo.save_to_path(str(target))
         for old in self.checkpoints()[:-KEPT_CHECKPOINTS]:
-            shutil.rmtree(old)
+            shutil.rmtree(old, ignore_errors=True)
         return target
 
     def checkpoints(self) -> list[Path]:
         """All complete checkpoints, oldest first."""
-        return sorted((self.path / CHECKPOINTS).glob("iteration_*"))
+        return numbered_checkpoints(self.path / CHECKPOINTS)
+
+    def go_on_from(self, checkpoint: Path) -> Path | None:
+        """Leaves out of the results what came after a checkpoint: it is going to be done again.
+
+        Later checkpoints, which there are only where somebody has chosen an older one, are moved away, and all results
+        are copied there.
+
+        Returns:
+            Where to; None if there are none.
+        """
+        iteration = iteration_of_checkpoint(checkpoint)
+        later = [path for path in self.checkpoints() if iteration_of_checkpoint(path) > iteration]
+        aside = None
+        if later:
+            numbers = (self.path / SET_ASIDE / str(n) for n in itertools.count(1))
+            aside = next(path for path in numbers if not path.exists())
+            (aside / CHECKPOINTS).mkdir(parents=True)
+            for path in [self.path / PROGRESS_FILE, self.path / RESULT_FILE, *self.path.glob(f"{EVENTS}*")]:
+                with contextlib.suppress(FileNotFoundError):
+                    shutil.copy2(path, aside)
+            for path in later:
+                path.rename(aside / CHECKPOINTS / path.name)
+        self._log.cut_behind(iteration)
+        return aside
 
     def close(self) -> None:
-        """Closes the files; the folder stays."""
-        self._log.close()
+        """Writes what a full disk has refused, if there is room now, and closes the log; the folder stays."""
+        try:
+            self._log.flush()
+        except OSError as error:
+            logging.getLogger(__name__).warning("the last results could not be written: %s", error)
         for name in ("thrust_rllib", *RAY_LOGGERS):
             logging.getLogger(name).removeHandler(self._log_handler)
         self._log_handler.close()
 
 
-@dataclass(eq=False)
-class _Trial:
-    """What Tune's loggers ask of a trial; a real one belongs to a Tune experiment with its own folders."""
-
-    local_path: str
-    config: dict[str, Any] = field(default_factory=dict)
-    evaluated_params: dict[str, Any] = field(default_factory=dict)
-    checkpoint: None = None
-
-    def init_local_path(self) -> None:
-        """The folder exists."""
-
-
-class ResultLog:
-    """Tune's loggers for CSV and TensorBoard without a Tune experiment.
-
-    Tune's table has the columns of the first result only: returns would never appear in a run whose first iteration
-    ends no episode. Here a new column rewrites the file with empty cells above.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        from ray.tune.logger import CSVLoggerCallback, TBXLoggerCallback
-
-        self._trial = _Trial(str(folder))
-        self._csv, self._tensorboard = CSVLoggerCallback(), TBXLoggerCallback()
-        self._file = folder / PROGRESS_FILE
-        self._columns: list[str] = []
-
-    def write(self, result: Mapping[str, Any]) -> None:
-        """Appends one result."""
-        from ray.tune.utils import flatten_dict
-
-        row = {name: value for name, value in result.items() if name != "config"}
-        # Tune's TensorBoard logger counts in this number where a result has it, else in iterations.
-        row["timesteps_total"] = int(row.get("num_env_steps_sampled_lifetime", 0))
-        flat = flatten_dict(row, delimiter="/")
-        new = [name for name in flat if name not in self._columns]
-        if new and self._columns:
-            self._add_columns(new)
-        self._columns += new
-        iteration = int(result["training_iteration"])
-        self._csv.log_trial_result(iteration, self._trial, {name: flat.get(name, "") for name in self._columns})
-        self._tensorboard.log_trial_result(iteration, self._trial, flat)
-
-    def _add_columns(self, new: list[str]) -> None:
-        self._csv.log_trial_end(self._trial)  # closes the file; the next result opens it to append
-        with self._file.open(newline="") as file:
-            rows = list(csv.DictReader(file))
-        unfinished = self._file.with_suffix(".tmp")
-        with unfinished.open("w", newline="") as file:
-            writer = csv.DictWriter(file, [*self._columns, *new], restval="")
-            writer.writeheader()
-            writer.writerows(rows)
-        unfinished.replace(self._file)
-
-    def close(self) -> None:
-        """Closes the files."""
-        self._csv.log_trial_end(self._trial)
-        self._tensorboard.log_trial_end(self._trial)
+class _LogFile(logging.FileHandler):
+    def handleError(self, record: logging.LogRecord) -> None:
+        """A full disk is told of elsewhere."""

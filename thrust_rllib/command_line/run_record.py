@@ -48,13 +48,25 @@ def origin() -> dict[str, Any]:
     return {
         "command": shlex.join(["thrust-rllib", *sys.argv[1:]]),
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
-        "versions": {"thrust_rllib": __version__, "python": platform.python_version(), **_versions()},
+        "versions": {"thrust_rllib": __version__, "python": platform.python_version(), **installed_versions()},
     }
 
 
+def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of two records that differ, with their new values."""
+    return {name: value for name, value in now.items() if value != before.get(name) and name not in DERIVED}
+
+
 def write_json(path: Path, content: Any) -> None:
-    """Writes readable JSON, numbers that JSON lacks as null or "inf"."""
-    path.write_text(json.dumps(jsonable(content), indent=2, ensure_ascii=False, allow_nan=False) + "\n", "utf-8")
+    """Writes readable JSON, numbers that JSON lacks as null or "inf"; what stands at `path` is replaced at once."""
+    text = json.dumps(jsonable(content), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    unfinished = path.with_name(f".unfinished-{path.name}")
+    try:
+        unfinished.write_text(text, "utf-8")
+        unfinished.replace(path)
+    except OSError:
+        unfinished.unlink(missing_ok=True)
+        raise
 
 
 def jsonable(value: Any) -> Any:
@@ -90,7 +102,8 @@ def _public_name(config: Any, name: str) -> str:
     return name[1:] if isinstance(getattr(type(config), name[1:], None), property) else name
 
 
-def _versions() -> dict[str, str]:
+def installed_versions() -> dict[str, str]:
+    """Of the packages on which a run depends."""
     found = {}
     for package in RECORDED_PACKAGES:
         try:

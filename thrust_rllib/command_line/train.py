@@ -6,17 +6,34 @@ import contextlib
 import logging
 import traceback
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from thrust_rllib.command_line.messages import print_end, print_error
-from thrust_rllib.command_line.options import TrainOptions, build_config, choose_limit, parse_pairs
+from thrust_rllib.command_line.messages import print_end, print_error, unsaved_text
+from thrust_rllib.command_line.options import TrainOptions, build_config, choose_limit, gives_lr, parse_pairs
 from thrust_rllib.command_line.progress_view import LiveView, PlainView, View, ViewHandler
+from thrust_rllib.command_line.resume import (
+    FoundRun,
+    find_run,
+    limit_of,
+    own_options,
+    resumed_config,
+    with_defaults,
+    with_own_options,
+)
 from thrust_rllib.command_line.run_folder import CONFIG_FILE, RunFolder, choose_folder
 from thrust_rllib.command_line.run_record import run_record, write_json
 from thrust_rllib.command_line.training_progress import Limit
-from thrust_rllib.command_line.training_run import build, prepare_process, quieten_ray, run_training, start_ray
+from thrust_rllib.command_line.training_run import (
+    build,
+    prepare_process,
+    quieten_ray,
+    restore,
+    run_training,
+    start_ray,
+)
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
@@ -24,27 +41,29 @@ EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 def run(options: TrainOptions) -> int:
     """Trains, with all messages; returns the exit code."""
     console = Console()
-    threads = prepare_process(options.threads)
+    found: FoundRun | None = None
     try:
-        limit = choose_limit(options.iterations, options.steps, options.minutes)
         for option, pairs in (
             ("--env-config", options.env_config),
             ("--model", options.model),
             ("--set", options.settings),
         ):
             parse_pairs(option, pairs)
-        path = choose_folder(options.output, options.env)
+        if options.resume is None:
+            if options.env is None:
+                raise ValueError("ENV is missing: the name of an environment, as `thrust-rllib envs` lists them")
+            options, path = with_defaults(options), choose_folder(options.output, str(options.env))
+            limit = choose_limit(options.iterations, options.steps, options.minutes)
+        else:
+            found = find_run(options.resume)
+            options, path = with_own_options(options, found), found.folder
+            limit = limit_of(options, found)
         with contextlib.ExitStack() as stack:
             stack.enter_context(_messages_in(PlainView(console, limit)))
-            with console.status("starting Ray and building the networks"):
-                quieten_ray()
-                config = build_config(options)
-                if start_ray(config, threads, options.address):
-                    stack.callback(_shut_ray_down)
-                algo = stack.enter_context(build(config))
-            return _train(console, options, limit, config, algo, RunFolder(path))
+            return _run(console, options, limit, path, found, stack)
     except KeyboardInterrupt:
-        print_error("before the first iteration; nothing was written", prefix="stopped")
+        left = "nothing was written" if found is None else f"{found.folder} is as it was"
+        print_error(f"before the first iteration; {left}", prefix="stopped")
         return EXIT_INTERRUPTED
     except Exception as error:
         if options.traceback:
@@ -53,29 +72,64 @@ def run(options: TrainOptions) -> int:
         return EXIT_USAGE if isinstance(error, (ValueError, TypeError)) else EXIT_FAILED
 
 
-def _train(console: Console, options: TrainOptions, limit: Limit, config: Any, algo: Any, folder: RunFolder) -> int:
-    write_json(folder.path / CONFIG_FILE, run_record(config, limit={limit.kind: limit.amount}))
-    seed = f"seed {config.seed}"
-    agents = sorted(config.policies)
+def _run(
+    console: Console,
+    options: TrainOptions,
+    limit: Limit,
+    path: Path,
+    found: FoundRun | None,
+    stack: contextlib.ExitStack,
+) -> int:
+    threads = prepare_process(options.threads)
+    # The folder of a new run is made only when everything stands.
+    opened = None if found is None else stack.enter_context(contextlib.closing(RunFolder(path)))
+    with console.status("starting Ray and building the networks"):
+        quieten_ray()
+        record: dict[str, Any] | None = None
+        if found is None:
+            config = build_config(options)
+        else:
+            config, record = resumed_config(options, found, limit)
+        if start_ray(config, threads, options.address):
+            stack.callback(_shut_ray_down)
+        algo = stack.enter_context(build(config))
+        if found is not None:
+            restore(algo, found)
+    folder = opened or stack.enter_context(contextlib.closing(RunFolder(path)))
+    if found is not None and (aside := folder.go_on_from(found.checkpoint)):
+        console.print(f"what lay behind {found.checkpoint.name} is now in {aside}", markup=False, soft_wrap=True)
+    record = record or run_record(
+        config, limit={limit.kind: limit.amount}, run=own_options(options, not gives_lr(options))
+    )
+    write_json(folder.path / CONFIG_FILE, record)
+    return _train(console, options, limit, algo, folder, found)
+
+
+def _train(
+    console: Console, options: TrainOptions, limit: Limit, algo: Any, folder: RunFolder, found: FoundRun | None
+) -> int:
+    seed = f"seed {algo.config.seed}"
+    agents = sorted(algo.config.policies)
     view: View = PlainView(console, limit)
     if console.is_terminal if options.live is None else options.live:
         view = LiveView(console, limit, f"{options.env} · {len(agents)} networks", f"{folder.shown} · {seed}")
-    else:
+    elif found is None:
         view.message(f"training {options.env}: {limit}, {seed}, networks {', '.join(agents)}; into {folder.shown}")
-    try:
-        with view, _messages_in(view):
-            logging.getLogger("thrust_rllib").info(algo.config.door)
-            if algo.config.samples_episodes:
-                view.message(algo.config.door)
-            outcome = run_training(
-                algo,
-                folder,
-                limit,
-                view,
-                checkpoint_every=options.checkpoint_every,
-                evaluate=options.eval_episodes > 0,
-            )
-    finally:
+    with view, _messages_in(view):
+        logging.getLogger("thrust_rllib").info(algo.config.door)
+        if algo.config.samples_episodes:
+            view.message(algo.config.door)
+        if found is not None:
+            view.message(f"{folder.shown} goes on from iteration {found.iteration:,}: {options.env}, {limit}, {seed}")
+        outcome = run_training(
+            algo,
+            folder,
+            limit,
+            view,
+            checkpoint_every=options.checkpoint_every or 0,
+            evaluate=bool(options.eval_episodes),
+            seconds_before=0.0 if found is None else found.seconds,
+        )
         folder.close()
     if outcome.at_once:
         print_error("at once; what was written stays", prefix="stopped")
@@ -85,8 +139,10 @@ def _train(console: Console, options: TrainOptions, limit: Limit, config: Any, a
         print_error(outcome.error)
     if outcome.stop_reason is not None:
         print_error(outcome.stop_reason, prefix="ended early")
+    if outcome.save_error is not None:
+        print_error(unsaved_text(outcome, folder))
     print_end(console, outcome, folder)
-    if outcome.error is not None or outcome.stop_reason is not None:
+    if outcome.error is not None or outcome.stop_reason is not None or outcome.save_error is not None:
         return EXIT_FAILED
     return EXIT_INTERRUPTED if outcome.interrupted else EXIT_OK
 

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import math
 import os
-import signal
 import socket
 import sys
 import time
@@ -14,15 +13,18 @@ import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from thrust_rllib.command_line.run_folder import RAY_LOGGERS, RunFolder
+from thrust_rllib.command_line.stop_signal import StopSignal
 from thrust_rllib.command_line.training_progress import Limit, Progress
 
 if TYPE_CHECKING:
     from thrust_rllib.command_line.progress_view import View
+    from thrust_rllib.command_line.resume import FoundRun
     from thrust_rllib.config import JointPPOConfig
+
+logger = logging.getLogger(__name__)
 
 ERROR_FILE = "error.txt"
 CONNECT_S = 10.0
@@ -41,6 +43,8 @@ class Outcome:
         at_once: by a second one, which left the rest undone.
         error: what failed while it ran.
         stop_reason: why the training itself ended before its limit.
+        save_error: why the last checkpoint could not be written; the disk is full, say.
+        began_at: the iteration from which the run went on; 0 for a new one.
     """
 
     progress: Progress | None = None
@@ -51,33 +55,8 @@ class Outcome:
     at_once: bool = False
     error: Exception | None = None
     stop_reason: str | None = None
-
-
-class StopSignal:
-    """Ctrl-C or SIGTERM: the first sets `requested`, the second raises `KeyboardInterrupt`.
-
-    A context manager; install it after `ray.init`, which has a SIGTERM handler of its own.
-    """
-
-    def __init__(self, view: View) -> None:
-        self.requested = False
-        self._view = view
-        self._previous: dict[int, Any] = {}
-
-    def __enter__(self) -> StopSignal:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._previous[number] = signal.signal(number, self._handle)
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.requested:
-            raise KeyboardInterrupt
-        self.requested = True
-        self._view.message("stopping after this iteration, with a checkpoint (again to stop at once)")
+    save_error: OSError | None = None
+    began_at: int = 0
 
 
 def prepare_process(threads: int | None = None) -> int:
@@ -93,19 +72,23 @@ def prepare_process(threads: int | None = None) -> int:
     return threads
 
 
-def start_ray(config: JointPPOConfig, threads: int | None = None, address: str | None = None) -> bool:
+def start_ray(
+    config: JointPPOConfig | None, threads: int | None = None, address: str | None = None, cpus: int | None = None
+) -> bool:
     """Starts a Ray of our own on this machine, quietly, if none runs in this process; returns whether it did.
 
     Args:
-        config: how many processes there will be.
+        config: how many processes there will be; None where `cpus` says it.
         threads: of torch.
         address: of a cluster to join instead.
+        cpus: how many Ray counts; None: those of the machine, or as many as there are processes.
 
     Raises:
         ConnectionError: nothing answers there.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # silences a FutureWarning on every start
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # runners that may be restarted: a warning for each
     import ray
     import torch
 
@@ -118,7 +101,10 @@ def start_ray(config: JointPPOConfig, threads: int | None = None, address: str |
         return False
     if address is not None:
         _check_answers(address)
-    own = {"include_dashboard": False, "num_cpus": max(os.cpu_count() or 1, 1 + math.ceil(needed_cpus(config)))}
+    address = None if address == "local" else address
+    if cpus is None:
+        cpus = max(os.cpu_count() or 1, 1 + math.ceil(0 if config is None else needed_cpus(config)))
+    own = {"include_dashboard": False, "num_cpus": cpus}
     ray.init(
         address=address or "local",
         logging_level=logging.ERROR,
@@ -168,10 +154,39 @@ def build(config: JointPPOConfig) -> Iterator[Any]:
         quieten_ray()
 
 
+def restore(algo: Any, found: FoundRun) -> None:
+    """Takes a checkpoint into a built algorithm.
+
+    Raises:
+        ValueError: it does not fit, or cannot be read.
+    """
+    try:
+        algo.restore_from_path(str(found.checkpoint.absolute()))
+    except Exception as error:
+        raise ValueError(
+            f"the checkpoint {found.checkpoint} cannot be restored: {type(error).__name__}: {error}. Leave out "
+            f"what was given beside --resume, or take an earlier one of {found.checkpoint.parent}"
+        ) from error
+    if algo.iteration != found.iteration:
+        raise ValueError(
+            f"the checkpoint {found.checkpoint} is one of iteration {algo.iteration}: give it its own name back"
+        )
+
+
 def run_training(
-    algo: Any, folder: RunFolder, limit: Limit, view: View, *, checkpoint_every: int, evaluate: bool
+    algo: Any,
+    folder: RunFolder,
+    limit: Limit,
+    view: View,
+    *,
+    checkpoint_every: int,
+    evaluate: bool,
+    seconds_before: float = 0.0,
 ) -> Outcome:
     """Trains until `limit`, a signal or the training's own end; then a checkpoint, the evaluation and the report.
+
+    An error ends the run, too, with a checkpoint where the networks are still those of the last whole iteration: what
+    an environment raises comes while sampling. A disk that is full does not: what it refuses is tried again.
 
     Args:
         algo: built.
@@ -180,32 +195,64 @@ def run_training(
         view: is told about every iteration.
         checkpoint_every: iterations; the last one is saved in any case.
         evaluate: as the configuration says; not after a signal.
+        seconds_before: that the run has trained before it went on.
     """
-    outcome = Outcome()
+    outcome = Outcome(began_at=algo.iteration)
     try:
         with StopSignal(view) as stop:
             try:
-                _train(algo, folder, limit, view, checkpoint_every, stop, outcome)
+                _train(algo, folder, limit, view, checkpoint_every, stop, outcome, seconds_before)
                 if evaluate and not stop.requested:
                     view.doing("evaluating")
                     played = algo.evaluate()["env_runners"]
                     outcome.evaluation = {**played, "sampled": bool(algo.evaluation_config.explore)}
             except Exception as error:
                 outcome.error = error
-                (folder.path / ERROR_FILE).write_text(traceback.format_exc(), "utf-8")
+                with contextlib.suppress(OSError):
+                    (folder.path / ERROR_FILE).write_text(traceback.format_exc(), "utf-8")
+                if outcome.progress is not None and algo.can_be_saved:
+                    _save(algo, folder, outcome)
             outcome.interrupted = stop.requested
             if outcome.progress is not None:
-                from thrust_rllib.report import write_report
-                from thrust_rllib.reporting.final_features import write_feature_correlation
-
-                view.doing("writing the report")
-                if outcome.error is None and (why := write_feature_correlation(algo, folder.path, outcome.progress)):
-                    view.message(why)
-                outcome.plot = write_report(folder.path, evaluation=outcome.evaluation)
+                _report(algo, folder, view, outcome)
     except KeyboardInterrupt:
         outcome.interrupted = outcome.at_once = True
     outcome.checkpoint = next(reversed(folder.checkpoints()), None)
     return outcome
+
+
+def _report(algo: Any, folder: RunFolder, view: View, outcome: Outcome) -> None:
+    from thrust_rllib.report import write_report
+    from thrust_rllib.reporting.final_features import write_feature_correlation
+    from thrust_rllib.reporting.run_curves import NoIterationError
+
+    view.doing("writing the report")
+    try:
+        assert outcome.progress is not None
+        if outcome.error is None and (why := write_feature_correlation(algo, folder.path, outcome.progress)):
+            view.message(why)
+        outcome.plot = write_report(folder.path, evaluation=outcome.evaluation)
+    except (OSError, NoIterationError) as error:
+        logger.warning("the report could not be written (%s); `thrust-rllib report %s` does later", error, folder.shown)
+
+
+def _save(algo: Any, folder: RunFolder, outcome: Outcome) -> None:
+    """A checkpoint of the last iteration; on a full disk a warning, since the run can go on without."""
+    assert outcome.progress is not None
+    iteration = outcome.progress.iteration
+    try:
+        folder.save_checkpoint(algo, iteration)
+        outcome.save_error = None
+    except OSError as error:
+        outcome.save_error = error
+        newest = next((path.name for path in reversed(folder.checkpoints())), "none")
+        logger.warning(
+            "the checkpoint of iteration %d could not be written (%s); the newest one is %s", iteration, error, newest
+        )
+    except Exception as error:
+        if outcome.error is None:
+            raise
+        logger.warning("no checkpoint of iteration %d: %s", iteration, error)
 
 
 def _train(
@@ -216,17 +263,25 @@ def _train(
     checkpoint_every: int,
     stop: StopSignal,
     outcome: Outcome,
+    seconds_before: float,
 ) -> None:
     from thrust_rllib.entropy_guard import STOP_REASON
 
-    started = time.perf_counter()
+    started = time.perf_counter() - seconds_before
+    could_log = True
     while not (stop.requested or outcome.stop_reason) and not (outcome.progress and limit.reached(outcome.progress)):
         result = algo.train()
-        folder.log(result)
+        try:
+            folder.log(result)
+            could_log = True
+        except OSError as error:
+            if could_log:
+                logger.warning("results cannot be written (%s); they are kept until there is room", error)
+            could_log = False
         outcome.progress = Progress.of(result, time.perf_counter() - started)
         view.update(outcome.progress)
         outcome.stop_reason = result.get(STOP_REASON)
         if checkpoint_every and outcome.progress.iteration % checkpoint_every == 0:
-            folder.save_checkpoint(algo, outcome.progress.iteration)
+            _save(algo, folder, outcome)
     if outcome.progress is not None:
-        folder.save_checkpoint(algo, outcome.progress.iteration)
+        _save(algo, folder, outcome)

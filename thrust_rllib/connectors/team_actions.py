@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -19,7 +19,7 @@ from thrust_rllib.connectors.team_observations import ACTING, Acting
 from thrust_rllib.joint_batch import AgentID, ModuleID
 from thrust_rllib.rl_modules.acting_outputs import check_acting_outputs
 from thrust_rllib.rl_modules.distributions import mask_logits
-from thrust_rllib.rl_modules.drawing import drawing_from
+from thrust_rllib.rl_modules.drawing import drawing_from, generator_state, set_generator_state
 
 MODULE_INPUT = "module_input"
 """Extra model output of a step: what the module saw, where that is not the encoded observation itself."""
@@ -62,12 +62,23 @@ class TeamActions(ConnectorV2):
         self._store_outputs = store_outputs
         self._audit = audit
         self._seed = torch.initial_seed() % 2**63  # which RLlib sets per runner
-        self._generator: torch.Generator | None = None
+        self._generator: torch.Generator | None = None  # made when the modules' device is known
+        self._restored: Mapping[str, Any] | None = None  # where it is to begin, in place of the seed
         super().__init__(input_observation_space, input_action_space, **kwargs)
 
     def seed(self, seed: int) -> None:
         """Restarts the generator that actions are drawn from."""
-        self._seed, self._generator = seed, None
+        self._seed, self._generator, self._restored = seed, None, None
+
+    def get_drawing_state(self) -> dict[str, Any]:
+        """Where the random numbers of actions are."""
+        generator = self._restored if self._generator is None else generator_state(self._generator)
+        return {"seed": self._seed, "generator": generator}
+
+    def set_drawing_state(self, state: Mapping[str, Any]) -> None:
+        """Goes on with the same random numbers."""
+        self.seed(state["seed"])
+        self._restored = state["generator"]
 
     @override(ConnectorV2)
     def get_ctor_args_and_kwargs(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -145,7 +156,10 @@ class TeamActions(ConnectorV2):
         device = next((x.device for x in tensors), torch.device("cpu"))
         if self._generator is None or self._generator.device != device:
             self._generator = torch.Generator(device)
-            self._generator.manual_seed(self._seed)
+            if self._restored is None:
+                self._generator.manual_seed(self._seed)
+            else:
+                set_generator_state(self._generator, self._restored)
         return self._generator
 
     @staticmethod

@@ -165,7 +165,7 @@ class ObservationBatch:
         arrays: list[np.ndarray],
         row: int,
         observations: Mapping[AgentID, Any],
-        where: Where,
+        where: Callable[[], str],
         shown: Collection[AgentID],
         unmasked: Collection[AgentID] = (),
     ) -> None:

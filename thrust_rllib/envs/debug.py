@@ -180,3 +180,11 @@ class Faulty(JointEnv):
             elif self.fault != "none":
                 observations["agent_1"][1] = np.nan if self.fault == "nan_observation" else 7.0
         return JointStepResult(rewards, observations, False, self.step_count >= self.episode_length)
+
+    def get_state(self) -> int:
+        """The step."""
+        return self.step_count
+
+    def set_state(self, state: int) -> None:
+        """Goes on from where `get_state` was called."""
+        self.step_count = state

@@ -10,6 +10,7 @@ import numpy as np
 
 from thrust_rllib.envs.joint_env import AgentID, JointEnv, JointStepResult, VectorJointEnv, check_seeds
 from thrust_rllib.envs.spaces import identical_spaces
+from thrust_rllib.envs.wrapped_state import state_of
 
 AGENT: AgentID = "agent_0"
 
@@ -57,6 +58,15 @@ class GymnasiumJointEnv(JointEnv):
             truncated=bool(truncated),
             extras={name: {AGENT: info[name]} for name in self._extras} if self._extras else None,
         )
+
+    def get_state(self) -> Any:
+        """The environment's own state, where it has one."""
+        return state_of(self.env)
+
+    def set_state(self, state: Any) -> None:
+        """Goes on from where `get_state` was called."""
+        env: Any = self.env
+        env.set_state(state)
 
     def render(self) -> Any:
         """What the environment's render mode says."""

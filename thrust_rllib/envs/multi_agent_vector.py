@@ -16,6 +16,7 @@ from thrust_rllib.envs.joint_env import AgentID
 from thrust_rllib.envs.registry import EnvSpec, make_joint_env
 from thrust_rllib.envs.returned import is_flag, returned_dicts
 from thrust_rllib.envs.rllib import ALL, JointEnvMultiAgentEnv, agent_order
+from thrust_rllib.envs.wrapped_state import state_of
 
 _STEP = ("observations", "rewards", "terminateds", "truncateds", "infos")
 
@@ -152,6 +153,27 @@ class MultiAgentVector(VectorMultiAgentEnv):
 
     def _where(self, index: int) -> str:
         return f"environment {self.name!r}, environment index {index}, step {self._steps[index]} of its episode"
+
+    def get_state(self) -> dict[str, Any]:
+        """The states of all environments, and who lives in each.
+
+        Raises:
+            NotImplementedError: an environment has none.
+        """
+        return {
+            "envs": [state_of(env) for env in self.envs],
+            "over": [*self._over],
+            "steps": [*self._steps],
+            "living": [[a for a in self.possible_agents if a in agents] for agents in self._living],
+            "ended": [[a for a in self.possible_agents if a in agents] for agents in self._ended],
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Goes on from where `get_state` was called."""
+        for env, saved in zip(self.envs, state["envs"], strict=True):
+            env.set_state(saved)
+        self._over, self._steps = [*state["over"]], [*state["steps"]]
+        self._living, self._ended = ([set(agents) for agents in state[name]] for name in ("living", "ended"))
 
     @override(VectorMultiAgentEnv)
     def render(self) -> tuple[Any, ...]:

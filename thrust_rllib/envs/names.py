@@ -1,9 +1,14 @@
-"""Names that were mistyped: the nearest known one, for error messages."""
+"""Names that were mistyped or never declared, for error messages."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+
+DECLARE_ALL = (
+    "declare every agent that may ever appear. Agents that are named anew in each episode need fixed seats, as in "
+    "docs/logging.md"
+)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -15,6 +15,7 @@ from thrust_rllib.envs.joint_env import AgentID, JointEnv, JointStepResult, Vect
 from thrust_rllib.envs.presence import EpisodeAgents
 from thrust_rllib.envs.returned import returned_dicts
 from thrust_rllib.envs.single import SingleJointEnv
+from thrust_rllib.envs.wrapped_state import state_of
 
 _RESET = ("observations", "infos")
 _STEP = ("observations", "rewards", "terminations", "truncations", "infos")
@@ -129,6 +130,15 @@ class PettingZooJointEnv(JointEnv):
             over=not self.env.agents,
         )
 
+    def get_state(self) -> Any:
+        """The environment's own state, where it has one."""
+        return state_of(self.env)
+
+    def set_state(self, state: Any) -> None:
+        """Goes on from where `get_state` was called."""
+        env: Any = self.env
+        env.set_state(state)
+
     def state(self) -> np.ndarray:
         """The environment's global state."""
         return self.env.state()
@@ -233,6 +243,21 @@ class JointEnvParallel(ParallelEnv):
     def _where(self) -> str:
         moment = f"step {self._steps} of its episode" if self._steps else "reset_joint"
         return f"{type(self.env.unwrapped).__name__}, {moment}"
+
+    def get_state(self) -> dict[str, Any]:
+        """The joint environment's state, and who acts."""
+        return {
+            "env": self.env.get_state(),
+            "agents": [*self.agents],
+            "steps": self._steps,
+            "episode": self._episode.get_state(),
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Goes on from where `get_state` was called."""
+        self.env.set_state(state["env"])
+        self.agents, self._steps = [*state["agents"]], state["steps"]
+        self._episode.set_state(state["episode"])
 
     def state(self) -> np.ndarray:
         """The environment's global state."""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from thrust_rllib.envs.joint_env import AgentID, JointStepResult
+from thrust_rllib.envs.names import DECLARE_ALL
 
 Where = Callable[[], str]  # the beginning of an error message: environment and step
 
@@ -213,5 +214,5 @@ def check_agents(given: Any, agents: Sequence[AgentID], what: str, where: Where)
         hint = ' ("__all__" is RLlib\'s key: leave it out and say JointStepResult(over=...))'
         raise ValueError(
             f"{where()}: {what} name {unknown}, which are not in possible_agents {list(agents)}"
-            + (hint if "__all__" in unknown else "")
+            + (hint if "__all__" in unknown else f"; {DECLARE_ALL}")
         )

@@ -11,9 +11,11 @@ from ray.rllib.utils.annotations import override
 
 from thrust_rllib.envs.extras import pick_extras
 from thrust_rllib.envs.joint_env import AgentID, JointEnv, JointStepResult, VectorJointEnv
+from thrust_rllib.envs.names import DECLARE_ALL
 from thrust_rllib.envs.presence import EpisodeAgents
 from thrust_rllib.envs.returned import is_flag, returned_dicts
 from thrust_rllib.envs.single import SingleJointEnv
+from thrust_rllib.envs.wrapped_state import state_of
 
 ALL = "__all__"
 COMMON = "__common__"
@@ -32,7 +34,8 @@ def agent_order(env: MultiAgentEnv) -> list[AgentID]:
     agents = env.possible_agents or env.agents or env.get_agent_ids()
     if not agents:
         raise ValueError(
-            f"{type(env).__name__} names no agents; set self.possible_agents to a list of agent ids in its __init__"
+            f"{type(env).__name__} names no agents; set self.possible_agents to a list of agent ids in its __init__: "
+            + DECLARE_ALL
         )
     return sorted(agents, key=str) if isinstance(agents, (set, frozenset)) else list(agents)
 
@@ -143,6 +146,17 @@ class RLlibJointEnv(JointEnv):
         self._ended.update(agent for agent in terminated if terminated[agent] or truncated[agent])
         return terminated, truncated
 
+    def get_state(self) -> dict[str, Any]:
+        """The environment's own state, where it has one, and who lives and has ended."""
+        ended = [agent for agent in self.possible_agents if agent in self._ended]
+        return {"env": state_of(self.env), "living": [*self._living], "ended": ended}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Goes on from where `get_state` was called."""
+        env: Any = self.env
+        env.set_state(state["env"])
+        self._living, self._ended = [*state["living"]], set(state["ended"])
+
     def render(self) -> Any:
         """What the environment draws."""
         return self.env.render()
@@ -246,6 +260,17 @@ class JointEnvMultiAgentEnv(MultiAgentEnv):
     def _where(self) -> str:
         moment = f"step {self._steps} of its episode" if self._steps else "reset_joint"
         return f"{type(self.env.unwrapped).__name__}, {moment}"
+
+    def get_state(self) -> dict[str, Any]:
+        """The joint environment's state, and who acts."""
+        return {"env": self.env.get_state(), "steps": self._steps, "episode": self._episode.get_state()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Goes on from where `get_state` was called."""
+        self.env.set_state(state["env"])
+        self._steps = state["steps"]
+        self._episode.set_state(state["episode"])
+        self.agents = list(self._episode.living)
 
     @override(MultiAgentEnv)
     def render(self) -> Any:

@@ -16,6 +16,7 @@ from thrust_rllib.envs.gymnasium import made_env
 from thrust_rllib.envs.joint_env import AgentID, JointEnv, JointStepResult
 from thrust_rllib.envs.late_rewards import LateRewards
 from thrust_rllib.envs.spaces import element_nearest_zero, map_space
+from thrust_rllib.envs.wrapped_state import state_of
 
 
 def is_tuple_style(env: gym.Env) -> bool:
@@ -161,6 +162,16 @@ class TupleJointEnv(JointEnv):
         if isinstance(infos, Mapping):
             return {name: infos[name] for name in self._extras}
         return picked
+
+    def get_state(self) -> dict[str, Any]:
+        """The environment's own state, where it has one, and who has ended."""
+        return {"env": state_of(self.env), "ended": sorted(self._ended)}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Goes on from where `get_state` was called."""
+        env: Any = self.env
+        env.set_state(state["env"])
+        self._ended = set(state["ended"])
 
     def render(self) -> Any:
         """An image uint8 [height, width, 3], or what the environment's render mode says."""

@@ -14,6 +14,7 @@ from thrust_rllib.envs.extras import pick_extras
 from thrust_rllib.envs.joint_env import AgentID, JointEnv, JointStepResult
 from thrust_rllib.envs.late_rewards import LateRewards
 from thrust_rllib.envs.spaces import ACTION_MASK
+from thrust_rllib.envs.wrapped_state import state_of
 
 
 @dataclass
@@ -177,6 +178,17 @@ class AECJointEnv(JointEnv):
             what = "has ended before in this episode" if agent in self._ended else "is not in possible_agents"
             raise ValueError(f"{self.name}: agent {agent!r} is to act, but it {what}")
         return self._masks.put(agent, self.env.observe(agent), self.env.infos.get(agent))
+
+    def get_state(self) -> dict[str, Any]:
+        """The environment's own state, where it has one, and who has ended."""
+        ended = [agent for agent in self.possible_agents if agent in self._ended]
+        return {"env": state_of(self.env), "ended": ended, "running": self._running}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Goes on from where `get_state` was called."""
+        env: Any = self.env
+        env.set_state(state["env"])
+        self._ended, self._running = set(state["ended"]), state["running"]
 
     def state(self) -> np.ndarray:
         """The environment's global state."""

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from thrust_rllib.command_line.run_folder import CONFIG_FILE, PROGRESS_FILE
+from thrust_rllib.command_line.result_log import PROGRESS_FILE
+from thrust_rllib.command_line.run_folder import CONFIG_FILE
 from thrust_rllib.reporting.correlation_file import CORRELATION_FILE, FeatureCorrelation
 from thrust_rllib.reporting.run_curves import NoIterationError, RunCurves, read_curves
 

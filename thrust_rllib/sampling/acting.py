@@ -6,7 +6,7 @@ modules.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch import Tensor
 from thrust_rllib.connectors.observation_normalizer import ObservationNormalizer
 from thrust_rllib.rl_modules.acting_outputs import check_acting_outputs
 from thrust_rllib.rl_modules.distributions import mask_logits
-from thrust_rllib.rl_modules.drawing import drawing_from
+from thrust_rllib.rl_modules.drawing import drawing_from, generator_state, set_generator_state
 from thrust_rllib.rl_modules.memory import MemoryLayout
 from thrust_rllib.rl_modules.stacked import can_be_stacked
 from thrust_rllib.sampling.agent_groups import AgentGroup
@@ -142,6 +142,29 @@ class TeamActor:
             if begins:
                 new = np.where(over[:, None], initial, new)
             self._memory[index] = new
+
+    def get_drawing_state(self) -> dict[str, Any]:
+        """Where the random numbers of actions are."""
+        return {
+            "generator": generator_state(self._generator),
+            "noise": [noise.get_state() for noise in self._noise],
+        }
+
+    def set_drawing_state(self, state: Mapping[str, Any]) -> None:
+        """Goes on with the same random numbers; with others where groups or the kind of device have changed."""
+        if len(state["noise"]) == len(self._noise) and self._device.type == state["generator"]["device"]:
+            for noise, mine in zip(self._noise, state["noise"], strict=True):
+                noise.set_state(mine)
+        set_generator_state(self._generator, state["generator"])
+
+    def get_memories(self) -> list[np.ndarray | None]:
+        """The states [k, E, S] that the groups enter their next step with; None where that is the initial one."""
+        return [*self._memory]
+
+    def set_memories(self, memories: Sequence[np.ndarray | None]) -> None:
+        """Goes on with what `get_memories` gave."""
+        self.restart()
+        self._memory = [*memories]
 
     def logp(self, index: int, logits: np.ndarray, actions: np.ndarray) -> np.ndarray:
         """Log-probabilities [T, k, E] of stored actions [T, k, E, …] of a group under stored logits [T, k, E, A]."""

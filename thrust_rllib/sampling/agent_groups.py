@@ -213,3 +213,15 @@ def env_actions(groups: Sequence[AgentGroup], actions: Sequence[np.ndarray]) -> 
     for group, mine in zip(groups, decoded, strict=True):
         stacked[group.positions] = mine
     return stacked
+
+
+def by_agent(groups: Sequence[AgentGroup], arrays: Sequence[np.ndarray | None]) -> dict[AgentID, np.ndarray | None]:
+    """Arrays [k, …] of groups, or None, as those […] of their agents."""
+    pairs = zip(groups, arrays, strict=True)
+    return {agent: None if x is None else x[i] for group, x in pairs for i, agent in enumerate(group.agents)}
+
+
+def by_group(groups: Sequence[AgentGroup], arrays: Mapping[AgentID, Any]) -> list[Any]:
+    """`by_agent` undone, for any groups in which an array or None belongs to all agents."""
+    parts = [[arrays[agent] for agent in group.agents] for group in groups]
+    return [None if mine[0] is None else np.stack(mine) for mine in parts]

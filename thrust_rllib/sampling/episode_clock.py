@@ -15,7 +15,8 @@ class EpisodeClock:
 
     def __init__(self, num_envs: int, runner_index: int) -> None:
         self._num_envs = num_envs
-        self._episode = (runner_index << 40) + np.arange(num_envs, dtype=np.int64)
+        self._first = runner_index << 40
+        self._episode = self._first + np.arange(num_envs, dtype=np.int64)
         self._step = np.zeros(num_envs, np.int64)
 
     def reset(self) -> None:
@@ -29,6 +30,14 @@ class EpisodeClock:
     def now(self) -> np.ndarray:
         """Int64 [E, 2]: number of the episode, and step in it."""
         return np.stack([self._episode, self._step], axis=-1)
+
+    def get_state(self) -> np.ndarray:
+        """As `now`, with episodes counted from the runner's first."""
+        return self.now() - [self._first, 0]
+
+    def set_state(self, state: np.ndarray) -> None:
+        """Goes on from where `get_state` was called, perhaps in another runner."""
+        self._episode, self._step = state[:, 0] + self._first, state[:, 1].copy()
 
 
 def origins(start: np.ndarray, over: np.ndarray) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -117,6 +118,46 @@ class EpisodeStatistics:
         self._num_finished = 0
         self._agent_steps[:] = 0
         return counts
+
+    def get_finished(self) -> dict[str, np.ndarray]:
+        """The window of finished episodes (that of training, if an evaluation goes on), k of them.
+
+        Returns:
+            Arrays: returns and steps [k, N], lengths and seconds [k].
+        """
+        finished = self._finished if self._training_window is None else self._training_window
+        agents = len(self._agents)
+        return {
+            "returns": np.array([f[0] for f in finished], np.float64).reshape(-1, agents),
+            "steps": np.array([f[1] for f in finished], np.int64).reshape(-1, agents),
+            "lengths": np.array([f[2] for f in finished], np.int64),
+            "seconds": np.array([f[3] for f in finished], np.float64),
+        }
+
+    def set_finished(self, finished: Mapping[str, np.ndarray]) -> None:
+        """Goes on with the window that `get_finished` gave, of the same agents."""
+        self.end_evaluation()
+        self._finished.clear()
+        columns = (finished[name] for name in ("returns", "steps", "lengths", "seconds"))
+        self._finished.extend((r.copy(), s.copy(), int(n), float(t)) for r, s, n, t in zip(*columns, strict=True))
+
+    def get_running(self, now: float) -> dict[str, np.ndarray]:
+        """What the running episodes have come to: returns and steps [N, E], lengths and seconds [E].
+
+        Args:
+            now: the clock that `add` was given.
+        """
+        return {
+            "returns": self._returns,
+            "steps": self._steps,
+            "lengths": self._lengths,
+            "seconds": now - self._started,
+        }
+
+    def set_running(self, running: Mapping[str, np.ndarray], now: float) -> None:
+        """Goes on with what `get_running` gave, on this process's clock."""
+        self._returns, self._steps, self._lengths = (running[name] for name in ("returns", "steps", "lengths"))
+        self._started = now - running["seconds"]
 
     def log(self, metrics: Any) -> None:
         """Writes the current means, minima and maxima into RLlib's `MetricsLogger`, if any episode ended so far."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -109,9 +110,19 @@ class Noise:
     """
 
     def __init__(self, generator: torch.Generator) -> None:
-        self.gumbel = Blocks(lambda shape: gumbel_noise(torch.empty(shape), generator))
-        self.normal = Blocks(lambda shape: torch.empty(shape).normal_(generator=generator))
-        self.uniform = Blocks(lambda shape: torch.empty(shape).uniform_(-1.0, 1.0, generator=generator))
+        self.gumbel = Blocks(lambda shape: gumbel_noise(torch.empty(shape), generator), generator)
+        self.normal = Blocks(lambda shape: torch.empty(shape).normal_(generator=generator), generator)
+        self.uniform = Blocks(lambda shape: torch.empty(shape).uniform_(-1.0, 1.0, generator=generator), generator)
+        self._kinds = {"gumbel": self.gumbel, "normal": self.normal, "uniform": self.uniform}
+
+    def get_state(self) -> dict[str, Any]:
+        """What was drawn ahead, by kind."""
+        return {kind: blocks.get_state() for kind, blocks in self._kinds.items()}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Goes on with the same numbers; moves the generator, which is to be set behind this."""
+        for kind, blocks in self._kinds.items():
+            blocks.set_state(state[kind])
 
 
 class Blocks:
@@ -119,10 +130,13 @@ class Blocks:
 
     Args:
         draw: a shape to numbers of that shape.
+        generator: that `draw` takes them from.
     """
 
-    def __init__(self, draw: Callable[[tuple[int, ...]], torch.Tensor]) -> None:
+    def __init__(self, draw: Callable[[tuple[int, ...]], torch.Tensor], generator: torch.Generator) -> None:
         self._draw = draw
+        self._generator = generator
+        self._drawn_at = torch.empty(0, dtype=torch.uint8)  # the generator's state in front of the block
         self._block = np.empty((0,))
         self._used = 0
 
@@ -132,6 +146,21 @@ class Blocks:
             # The first blocks are small: who plays a few steps does not pay for hundreds.
             most = NUMBERS_OF_A_BLOCK // max(1, int(np.prod(shape)))
             steps = max(1, min(2 * len(self._block) or 16, most))
+            self._drawn_at = self._generator.get_state()
             self._block, self._used = self._draw((steps, *shape)).numpy(), 0
         self._used += 1
         return self._block[self._used - 1]
+
+    def get_state(self) -> dict[str, Any]:
+        """How to draw the block again: some kB in place of up to `NUMBERS_OF_A_BLOCK` numbers."""
+        return {"drawn_at": self._drawn_at.numpy().copy(), "shape": self._block.shape, "used": self._used}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Draws the block again."""
+        self._drawn_at, self._used = torch.from_numpy(state["drawn_at"].copy()), state["used"]
+        shape = tuple(state["shape"])
+        if self._used < shape[0]:
+            self._generator.set_state(self._drawn_at)
+            self._block = self._draw(shape).numpy()
+        else:
+            self._block = np.empty(shape, np.float32)

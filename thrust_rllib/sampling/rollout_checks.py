@@ -30,6 +30,14 @@ class RolloutChecks:
         """All environments were reset: nobody has acted."""
         self._acting = None
 
+    def get_state(self) -> np.ndarray | None:
+        """Who has acted and not ended, bool [N, E]; None: nobody has acted."""
+        return self._acting
+
+    def set_state(self, state: np.ndarray | None) -> None:
+        """Goes on from where `get_state` was called."""
+        self._acting = state
+
     def presence(
         self,
         present: np.ndarray,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -30,9 +31,12 @@ from thrust_rllib.connectors.carry_over import rebuilt
 from thrust_rllib.connectors.observation_normalizer import ObservationNormalizer
 from thrust_rllib.joint_batch import AgentID, ModuleID
 from thrust_rllib.sampling.episode_statistics import EpisodeStatistics
+from thrust_rllib.sampling.runner_state import sampling_state, seed_generators, set_sampling_state
 
 logger = logging.getLogger(__name__)
 
+COMPONENT_SAMPLING = "sampling"
+"""Component of a runner's state that is there when it is asked for by name: what it is in the middle of."""
 PER_MODULE_METRICS = EPISODE_MODULE_RETURN_MEAN, NUM_MODULE_STEPS_SAMPLED, NUM_MODULE_STEPS_SAMPLED_LIFETIME
 """What runners report of each module: {name: {module: value}}."""
 
@@ -43,6 +47,9 @@ class TeamRunner(MultiAgentEnvRunner):
     A subclass calls `_take_in_team` in its `make_env`, then `_tell_env_created`.
     """
 
+    door: ClassVar[str]
+    """What `sampling` in the configuration says for this class."""
+
     config: Any
     spaces: dict[str, Any]
     module_of: dict[AgentID, ModuleID]
@@ -51,6 +58,7 @@ class TeamRunner(MultiAgentEnvRunner):
     _env_to_module: Any
     _module_to_env: Any
     _ongoing_episodes: list[Any]
+    _cached_to_module: dict[str, Any] | None
 
     def _take_in_team(self) -> None:
         """Takes over the agents of the environments; those that are made anew go on with other seeds."""
@@ -60,12 +68,7 @@ class TeamRunner(MultiAgentEnvRunner):
         self.module_of = {agent: self.config.module_for_agent(agent) for agent in agents}
         self._statistics = EpisodeStatistics(agents, self.module_of, num_envs, self._metrics_window())
         if not hasattr(self, "_env_seeds"):
-            # RLlib's own seed, seed + worker index, gives worker 2 of seed 0 the streams of worker 1 of seed 1.
-            seed = self.config.seed
-            entropy = None if seed is None else [seed, self.worker_index or 0, int(self.config.in_evaluation)]
-            self._env_seeds, self._actor_seeds = (
-                np.random.default_rng(s) for s in np.random.SeedSequence(entropy).spawn(2)
-            )
+            self._env_seeds, self._actor_seeds = seed_generators(self)
         self._told_raw: set[ModuleID] = set()  # modules about whose observations was warned
         self._needs_initial_reset = True
 
@@ -182,6 +185,93 @@ class TeamRunner(MultiAgentEnvRunner):
             raise  # what the environment showed contradicts what it declares: said by `thrust_rllib.envs`
         except Exception as error:
             raise self._failure("its reset", error) from error
+
+    @override(MultiAgentEnvRunner)
+    def sample(self, **kwargs: Any) -> Any:
+        """As RLlib's; after an error or an interrupt the next call begins with a reset."""
+        try:
+            return super().sample(**kwargs)
+        except BaseException:
+            self._needs_initial_reset = True  # what was left in the middle of a step cannot go on
+            raise
+
+    # --- state ----------------------------------------------------------------------------------------------------
+
+    def get_sampling_state(self) -> dict[str, Any] | None:
+        """What the runner is in the middle of, to be taken between two calls to `sample`.
+
+        A runner with the same weights and connector state that is given it samples what this one would have sampled,
+        to the bit, if the environments have `get_state` and `set_state`; otherwise if both begin with a reset.
+
+        Returns:
+            A plain dict, see `thrust_rllib.sampling.runner_state`; None for a runner without environments.
+        """
+        return None if self.env is None else sampling_state(self)
+
+    def set_sampling_state(self, state: Mapping[str, Any]) -> None:
+        """Goes on from `get_sampling_state`; to be called behind weights and connector state.
+
+        Of another team, number of environments or door it takes the random generators only: the next rollout begins
+        with a reset then. Without environments it does nothing.
+
+        Raises:
+            ValueError: no such state.
+        """
+        if self.env is not None:
+            set_sampling_state(self, state)
+
+    def reseed(self, *numbers: int) -> None:
+        """Begins anew, with a reset and random numbers other than at the start, for a runner that has no saved state.
+
+        Args:
+            *numbers: whole numbers ≥ 0 that choose them, beside the configuration's seed (without one they are drawn
+                from the system) and the runner's index.
+        """
+        if self.env is None:
+            return
+        self._env_seeds, self._actor_seeds = seed_generators(self, numbers)
+        self._reseed_actions()
+        self._needs_initial_reset = True
+
+    @override(MultiAgentEnvRunner)
+    def get_state(
+        self,
+        components: str | Collection[str] | None = None,
+        *,
+        not_components: str | Collection[str] | None = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """As RLlib's; with `COMPONENT_SAMPLING` among `components` also `get_sampling_state`."""
+        state: dict[str, Any] = super().get_state(components, not_components=not_components, **kwargs)
+        if COMPONENT_SAMPLING in ([components] if isinstance(components, str) else components or ()):
+            state[COMPONENT_SAMPLING] = self.get_sampling_state()
+        return state
+
+    @override(MultiAgentEnvRunner)
+    def set_state(self, state: dict[str, Any]) -> None:
+        super().set_state(state)
+        if (sampling := state.get(COMPONENT_SAMPLING)) is not None:
+            self.set_sampling_state(sampling)
+
+    @abstractmethod
+    def _reseed_actions(self) -> None:
+        """Begins the random numbers of actions anew, from `_actor_seeds`."""
+
+    @abstractmethod
+    def _get_lasting_state(self) -> Any:
+        """What goes on over resets, above all where the random numbers of actions are."""
+
+    @abstractmethod
+    def _set_lasting_state(self, state: Any) -> None:
+        """Goes on with it."""
+
+    @abstractmethod
+    def _get_playing_state(self) -> dict[str, Any]:
+        """Everything in the middle of an episode beside the environments' own state; may share arrays with it."""
+
+    @abstractmethod
+    def _set_playing_state(self, state: dict[str, Any]) -> None:
+        """Goes on with it; the environments do already. May keep the arrays."""
 
     # --- metrics --------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,1 @@
+"""What runners are in the middle of, saved and given to others."""

@@ -1,0 +1,338 @@
+"""Sweeps: the same training many times with other settings, on top of `ray.tune`.
+
+| in the folder of a sweep | what |
+|---|---|
+| `sweep.json` | what was asked for; `Sweep.resume` reads it |
+| `trials/` | Tune's experiment: a folder for each trial with its results, TensorBoard events and checkpoints |
+| `curves.csv` | each iteration of each trial: steps, score, parameters |
+| `trials.csv` | a row for each trial, the best first |
+| `best/`, `best.json` | copy of the best trial's checkpoint, and which it is |
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ray import tune
+from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME
+from ray.tune.logger import CSVLoggerCallback, JsonLoggerCallback, LoggerCallback, TBXLoggerCallback
+from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, PopulationBasedTraining, TrialScheduler
+from ray.tune.search import BasicVariantGenerator, ConcurrencyLimiter
+
+from thrust_rllib.config import JointPPOConfig
+from thrust_rllib.resources import needed_cpus
+from thrust_rllib.search_space import KeepInRange, Parameter, corners, other_names, put
+from thrust_rllib.sweep_results import RECORD, TRIALS, SweepResults, TrialRow, log_result, numbered, trial_row
+from thrust_rllib.sweep_trial import SCORE, SweepTrial
+
+SCHEDULERS = ("none", "asha", "pbt")
+SEARCHES = ("random", "grid", "optuna")
+MUTABLE = ("lr", "critic_lr", "entropy_coeff", "cross_agent_coeffs")
+"""What population based training changes in a running trial; the others are drawn once."""
+
+MUTATIONS = 10
+"""Times in a trial that population based training looks at it."""
+HALVINGS, REDUCTION = 2, 3
+"""ASHA looks at a trial after 1/9 and 1/3 of its steps and goes on with the better third."""
+
+Watch = Callable[[list[TrialRow]], None]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What is varied, how often, and how trials are chosen and ended.
+
+    All trials have the configuration's seed, so that they differ in their parameters alone.
+
+    Args:
+        config: what all trials share.
+        parameters: what differs.
+        steps: environment steps of a trial; it ends with a whole iteration.
+        trials: how many; None with a grid, whose size is given.
+        scheduler: "none"; "asha": trials that are behind after 1/9 and 1/3 of the steps end; "pbt": ten times in a
+            trial, when all have come so far, the worst quarter takes over weights and parameters of the best, and
+            changes those in `MUTABLE`.
+        search: "random", "grid" (all combinations), or "optuna" (its TPE, which looks at the trials so far).
+        concurrent: trials at a time.
+        checkpoint_every: iterations between a trial's checkpoints.
+    """
+
+    config: JointPPOConfig
+    parameters: tuple[Parameter, ...]
+    steps: int
+    trials: int | None = None
+    scheduler: str = "none"
+    search: str = "random"
+    concurrent: int = 1
+    checkpoint_every: int = 10
+
+    @property
+    def num_trials(self) -> int:
+        """How many there will be."""
+        return self.trials or math.prod(len(p.choices) for p in self.parameters)
+
+    def check(self) -> None:
+        """Whether all of it fits, and whether a configuration at each end of what is varied is valid.
+
+        Raises:
+            ValueError: what was given, what is needed.
+        """
+        _check_one_of("scheduler", self.scheduler, SCHEDULERS)
+        _check_one_of("search", self.search, SEARCHES)
+        if not self.parameters:
+            raise ValueError("nothing is varied: give at least one option a range or a list, e.g. --lr 1e-4:1e-2")
+        paths = [p.path for p in self.parameters]
+        for p in self.parameters:
+            if paths.count(p.path) > 1:
+                raise ValueError(f"{p.name} and another parameter set the same option {'/'.join(p.path)}")
+        for name in ("steps", "concurrent", "checkpoint_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; needed: at least 1")
+        if self.search == "grid":
+            for p in self.parameters:
+                p.domain(grid=True)
+            if self.trials is not None:
+                raise ValueError(
+                    f"a grid has as many trials as there are combinations; leave trials={self.trials} out, or draw "
+                    "them at random"
+                )
+        elif self.trials is None or self.trials < 1:
+            raise ValueError(f"trials is {self.trials}; needed: at least 1")
+        if self.scheduler == "pbt":
+            self._check_population()
+        if self.search == "optuna":
+            _import_optuna()
+        for values in corners(self.parameters):
+            try:
+                self.at(values).validate()
+            except (ValueError, TypeError) as error:
+                chosen = ", ".join(f"{p.name}={v}" for p, v in zip(self.parameters, values, strict=True))
+                raise ValueError(f"a trial with {chosen} cannot be run: {error}") from error
+
+    def _check_population(self) -> None:
+        if self.search == "optuna":
+            raise ValueError("scheduler pbt changes parameters itself and needs search random or grid, not optuna")
+        if self.num_trials < 2:
+            raise ValueError("scheduler pbt needs at least 2 trials, which learn from each other")
+        if not self.mutable:
+            raise ValueError(
+                f"scheduler pbt changes {', '.join(MUTABLE)} while trials run, and none of them is varied; vary one, "
+                "or take scheduler asha"
+            )
+
+    @property
+    def cpus_per_trial(self) -> float:
+        """What Ray sets aside for one."""
+        return cpus_per_trial(self.config)
+
+    @property
+    def mutable(self) -> tuple[Parameter, ...]:
+        """What changes within a trial of population based training."""
+        return tuple(p for p in self.parameters if p.path[0] in MUTABLE)
+
+    def at(self, values: tuple[Any, ...]) -> JointPPOConfig:
+        """A configuration with these values of the parameters."""
+        config = self.config.copy(copy_frozen=False)
+        before = {p.path[0]: getattr(config, p.path[0]) for p in self.parameters if len(p.path) > 1}
+        config.update_from_dict(put(zip(self.parameters, values, strict=True), before))
+        return config
+
+    def space(self) -> dict[str, Any]:
+        """The configuration's dict with Tune's domains in it; with "optuna" what is varied is left as it is."""
+        space: dict[str, Any] = self.config.to_dict()
+        for name in (name for p in self.parameters for name in other_names(p.path[0])):
+            space.pop(name, None)
+        domains = [] if self.search == "optuna" else [(p, p.domain(self.search == "grid")) for p in self.parameters]
+        return put(domains, space)
+
+    def run(self, folder: Path, watch: Watch | None = None) -> SweepResults:
+        """Runs the trials in a Ray that runs, or starts with Ray's defaults; returns once all have ended.
+
+        Ctrl-C keeps what is there, and `resume` goes on.
+
+        Args:
+            folder: of the sweep.
+            watch: is told about all trials whenever something happens.
+        """
+        self.check()
+        folder = folder.absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        record = {name: value for name, value in asdict(self).items() if name != "config"}
+        record |= {"num_trials": self.num_trials, "cpus_per_trial": self.cpus_per_trial}
+        (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n", "utf-8")
+        set_up_tune()
+        tuner = tune.Tuner(
+            SweepTrial,
+            param_space=self.space(),
+            tune_config=tune.TuneConfig(
+                metric=SCORE,
+                mode="max",
+                num_samples=self.trials or 1,
+                scheduler=self._scheduler(),
+                search_alg=self._search(),
+                reuse_actors=True,
+                trial_name_creator=_trial_name,
+                trial_dirname_creator=_trial_name,
+            ),
+            run_config=tune.RunConfig(
+                name=TRIALS,
+                storage_path=str(folder),
+                stop={NUM_ENV_STEPS_SAMPLED_LIFETIME: self.steps},
+                # A population takes over others' checkpoints, which must not be gone by then.
+                checkpoint_config=tune.CheckpointConfig(
+                    num_to_keep=4, checkpoint_frequency=self.checkpoint_every, checkpoint_at_end=True
+                ),
+                callbacks=[_Watching(), _Json(), _Csv(), _TensorBoard()],
+                verbose=0,
+            ),
+        )
+        return _fit(tuner, _Running(folder, self.parameters, self.steps, watch))
+
+    def _scheduler(self) -> TrialScheduler:
+        if self.scheduler == "asha":
+            return ASHAScheduler(
+                time_attr=NUM_ENV_STEPS_SAMPLED_LIFETIME,
+                max_t=self.steps,
+                grace_period=max(1, self.steps // REDUCTION**HALVINGS),
+                reduction_factor=REDUCTION,
+            )
+        if self.scheduler == "pbt":
+            return PopulationBasedTraining(
+                time_attr=NUM_ENV_STEPS_SAMPLED_LIFETIME,
+                perturbation_interval=max(self.steps // MUTATIONS, 1),
+                hyperparam_mutations=put((p, p.mutations()) for p in self.mutable),
+                custom_explore_fn=KeepInRange(self.mutable),
+                log_config=False,
+                # Otherwise a trial that is ahead takes over the same checkpoint again and again, and goes back to it.
+                synch=True,
+            )
+        return FIFOScheduler()
+
+    def _search(self) -> Any:
+        if self.search == "optuna":
+            optuna = _import_optuna()
+            from ray.tune.search.optuna import OptunaSearch
+
+            # TPE begins with random trials: with its default of ten a small sweep would have no others.
+            begin = min(10, max(2, self.num_trials // 3))
+            search = OptunaSearch(
+                OptunaSearch.convert_search_space(put((p, p.domain()) for p in self.parameters)),
+                metric=SCORE,
+                mode="max",
+                sampler=optuna.samplers.TPESampler(seed=self.config.seed, n_startup_trials=begin),
+            )
+            return ConcurrencyLimiter(search, self.concurrent)
+        # A population is there all at once: its trials take turns, and Ray's CPUs limit how many run.
+        limit = 0 if self.scheduler == "pbt" else self.concurrent
+        return BasicVariantGenerator(max_concurrent=limit, random_state=self.config.seed)
+
+    @staticmethod
+    def resume(folder: Path, watch: Watch | None = None) -> SweepResults:
+        """Goes on with an interrupted sweep: trials from their last checkpoints, failed ones again.
+
+        Raises:
+            ValueError: no sweep is there, or it had not begun.
+        """
+        folder = folder.absolute()
+        before = SweepResults.read(folder)
+        set_up_tune()
+        tuner = tune.Tuner.restore(str(folder / TRIALS), SweepTrial, resume_unfinished=True, resume_errored=True)
+        return _fit(tuner, _Running(folder, before.parameters, before.steps, watch))
+
+
+def cpus_per_trial(config: JointPPOConfig) -> float:
+    """CPUs of the process of a trial, and of those that it starts."""
+    return float(config.num_cpus_for_main_process) + needed_cpus(config)
+
+
+def set_up_tune() -> None:
+    """Environment variables that Tune and its processes read; call it before Ray is started."""
+    os.environ.setdefault("RAY_CHDIR_TO_TRIAL_DIR", "0")  # paths in env_config are meant from here
+    os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")  # the new one prints without being asked
+    # A warning about trials that save often, of no use where a checkpoint takes milliseconds.
+    os.environ.setdefault("TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S", "0")
+
+
+def _fit(tuner: tune.Tuner, running: _Running) -> SweepResults:
+    _Watching.running = running
+    try:
+        tuner.fit()
+    finally:
+        _Watching.running = None
+    results = SweepResults.read(running.folder)
+    results.write()
+    return results
+
+
+@dataclass(frozen=True)
+class _Running:
+    """The sweep that runs in this process."""
+
+    folder: Path
+    parameters: tuple[Parameter, ...]
+    steps: int
+    watch: Watch | None
+
+
+class _Watching(tune.Callback):
+    """Hears from Tune. An instance is saved with the experiment, so that what runs stands in the class."""
+
+    running: ClassVar[_Running | None] = None
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
+        """A trial has ended an iteration."""
+        if self.running is not None:
+            log_result(self.running.folder, trial, result, self.running.parameters)
+
+    def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
+        """Something may have happened."""
+        now = self.running
+        if now is not None and now.watch is not None:
+            now.watch([trial_row(k, trial, now.parameters, now.steps) for k, trial in numbered(trials)])
+
+
+class _ClosesFiles(LoggerCallback):
+    """Tune's loggers leave the files of trials open that an interruption ends."""
+
+    def on_experiment_end(self, trials: list[Any], **info: Any) -> None:
+        """Closes them."""
+        for trial in trials:
+            self.log_trial_end(trial)
+
+
+class _Json(_ClosesFiles, JsonLoggerCallback):
+    pass
+
+
+class _Csv(_ClosesFiles, CSVLoggerCallback):
+    pass
+
+
+class _TensorBoard(_ClosesFiles, TBXLoggerCallback):
+    pass
+
+
+def _trial_name(trial: Any) -> str:
+    return str(trial.trial_id)
+
+
+def _check_one_of(name: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ValueError(f"{name} is {value!r}; needed: one of {', '.join(known)}")
+
+
+def _import_optuna() -> Any:
+    try:
+        import optuna
+    except ImportError as error:
+        raise ValueError("search optuna needs the package optuna: pip install 'thrust_rllib[tune]'") from error
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna

@@ -1,0 +1,193 @@
+"""Parameters out of a checkpoint for modules of another run: read, checked, then taken."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from ray import cloudpickle
+from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.core import (
+    COMPONENT_ENV_RUNNER,
+    COMPONENT_ENV_TO_MODULE_CONNECTOR,
+    COMPONENT_LEARNER,
+    COMPONENT_LEARNER_GROUP,
+    COMPONENT_RL_MODULE,
+)
+from ray.rllib.core.learner.learner import Learner
+from ray.rllib.core.rl_module.rl_module import RLModule
+
+from thrust_rllib.connectors.observation_normalizer import ObservationNormalizer
+from thrust_rllib.envs.names import nearest
+from thrust_rllib.joint_batch import ModuleID
+from thrust_rllib.team_learner import JOINT_STATE, TeamLearner
+
+logger = logging.getLogger(__name__)
+
+Arrays = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ModuleParts:
+    """What a module takes from a checkpoint.
+
+    Args:
+        source: the module's name there.
+        parameters: {name: array}, buffers included.
+        value_moments: state of `RunningMoments`, or None.
+        observation_moments: as `ObservationNormalizer` keeps them, or None.
+    """
+
+    source: ModuleID
+    parameters: Arrays
+    value_moments: Arrays | None
+    observation_moments: Arrays | None
+
+
+def read_parts(
+    path: str | Path, modules: Mapping[ModuleID, ModuleID] | None, known: Sequence[ModuleID], noise: float
+) -> dict[ModuleID, ModuleParts]:
+    """{module of this algorithm: what it takes}, sorted.
+
+    Args:
+        path: of a checkpoint; it holds pickles: read only what you trust.
+        modules: {module here: module there}, or None for those that both have.
+        known: the modules here.
+        noise: checked only.
+
+    Raises:
+        ValueError: see `JointPPO.warm_start`.
+    """
+    if not (np.isfinite(noise) and noise >= 0):
+        raise ValueError(f"noise={noise!r}; needed: a number ≥ 0, the noise's deviation in those of the parameters")
+    path = Path(path)
+    learner = path / COMPONENT_LEARNER_GROUP / COMPONENT_LEARNER
+    folder = learner / COMPONENT_RL_MODULE
+    if not (path / Algorithm.METADATA_FILE_NAME).is_file() or not folder.is_dir():
+        raise ValueError(f"{path} is no checkpoint of JointPPO: give the folder that save_to_path wrote")
+    saved = sorted(each.name for each in folder.iterdir() if each.is_dir())
+    if modules is None:
+        modules = {m: m for m in known if m in saved}
+    if not modules:
+        raise ValueError(
+            f"no module to start from {path}: it has {saved}, this algorithm {list(known)}. Name them with "
+            "modules={module here: module there}"
+        )
+    for where, names, there in (("this algorithm", modules, known), ("the checkpoint", modules.values(), saved)):
+        for name in names:
+            if name not in there:
+                raise ValueError(
+                    f"{where} has no module {name!r}{nearest(str(name), there)} It has {list(there)}; needed: "
+                    "modules={module here: module there}"
+                )
+    values = _state(learner, Learner.STATE_FILE_NAME).get(JOINT_STATE, {}).get("value_normalizers", {})
+    observations = _observation_moments_in(path)
+    parameters = {source: _state(folder / source, RLModule.STATE_FILE_NAME) for source in set(modules.values())}
+    return {
+        m: ModuleParts(source, parameters[source], values.get(source), observations.get(source))
+        for m, source in sorted(modules.items())
+    }
+
+
+def _state(folder: Path, name: str) -> dict[str, Any]:
+    if not (file := folder / f"{name}.pkl").is_file():
+        raise ValueError(f"the checkpoint has no {file}; needed: one that was saved without use_msgpack")
+    state: dict[str, Any] = cloudpickle.loads(file.read_bytes())
+    return state
+
+
+def _observation_moments_in(path: Path) -> dict[ModuleID, Arrays]:
+    """{module: moments}; a run without a local runner keeps them beside the learner."""
+    for place in (
+        path / COMPONENT_ENV_RUNNER / COMPONENT_ENV_TO_MODULE_CONNECTOR,
+        path / COMPONENT_ENV_TO_MODULE_CONNECTOR,
+    ):
+        folders = place.glob(f"*{ObservationNormalizer.__name__}*") if place.is_dir() else ()
+        for folder in folders:
+            return _state(folder, ObservationNormalizer.STATE_FILE_NAME)
+    return {}
+
+
+def check_shapes(learner: TeamLearner, parts: Mapping[ModuleID, ModuleParts]) -> None:
+    """Runs in a learner.
+
+    Raises:
+        ValueError: a module has other parameters than what it would take.
+    """
+    for module_id, part in parts.items():
+        needed = _shapes(learner.module[module_id].unwrapped().get_state())
+        given = _shapes(part.parameters)
+        if given == needed:
+            continue
+        names = [name for name in dict.fromkeys((*needed, *given)) if given.get(name) != needed.get(name)]
+        first = names[0]
+        raise ValueError(
+            f"module {module_id!r} cannot start from module {part.source!r} of the checkpoint: {first} has the shape "
+            f"{given.get(first, 'of nothing: it is not there')} in the checkpoint and "
+            f"{needed.get(first, 'of nothing: it is not there')} here ({len(names)} of {len({*given, *needed})} "
+            "parameters differ). Needed: the same observation and action spaces and the same model_config."
+        )
+
+
+def _shapes(state: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(np.shape(x)) for name, x in state.items()}
+
+
+def take_parts(learner: TeamLearner, parts: Mapping[ModuleID, ModuleParts], noise: float, seed: int) -> None:
+    """Runs in every learner, each of which draws the same noise.
+
+    Args:
+        learner: one of them.
+        parts: checked.
+        noise: deviation of what is added, in those of the parameters.
+        seed: of the noise.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    for module_id, part in parts.items():
+        module = learner.module[module_id].unwrapped()
+        module.set_state(part.parameters)
+        if noise:
+            with torch.no_grad():
+                for p in module.parameters():
+                    drawn = torch.randn(p.shape, generator=generator).to(p)
+                    p.add_(drawn, alpha=float(noise * p.std(correction=0)))
+        learner.take_value_moments(module_id, part.value_moments)
+
+
+def observation_moments(parts: Mapping[ModuleID, ModuleParts], connectors: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The state of the env-to-module pieces with the moments of the checkpoint in it; None where nothing is normalised.
+
+    Args:
+        parts: of `read_parts`.
+        connectors: state of the pieces now.
+
+    Raises:
+        ValueError: moments of observations of another shape.
+    """
+    names = [name for name in connectors if ObservationNormalizer.__name__ in name]
+    if not names:
+        raw = [part.source for part in parts.values() if part.observation_moments is not None]
+        if raw:
+            logger.warning(
+                "modules %s of the checkpoint saw normalised observations; here they see them as they are. Set "
+                ".env_runners(normalize_observations=True).",
+                raw,
+            )
+        return None
+    own = connectors[names[0]]
+    taken = {m: part.observation_moments for m, part in parts.items() if part.observation_moments is not None}
+    for module_id, moments in taken.items():
+        given, needed = (np.shape(x["total"]["mean"]) for x in (moments, own[module_id]))
+        if given != needed:
+            raise ValueError(
+                f"module {module_id!r} sees observations of shape {needed}, module {parts[module_id].source!r} of the "
+                f"checkpoint of shape {given}"
+            )
+    if left := sorted(set(parts) - set(taken)):
+        logger.warning("the checkpoint has no moments of observations for modules %s: they keep their own", left)
+    return {**connectors, names[0]: {**own, **taken}}
