@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray.exceptions import RayActorError
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.core import COMPONENT_ENV_TO_MODULE_CONNECTOR
 from ray.rllib.core.rl_module.multi_rl_module import MultiRLModuleSpec
@@ -36,7 +37,12 @@ class TeamAlgorithm(StatefulAlgorithm):
     def setup(self, config: Any) -> None:
         if config.num_env_runners:
             team_changes.check_buildable(config)
-        super().setup(config)
+        try:
+            super().setup(config)
+        except IndexError as error:  # RLlib's, where no remote runner tells its spaces
+            if not config.num_env_runners or (reason := _why_no_runner_is_built(config)) is None:
+                raise
+            raise RuntimeError(f"none of the {config.num_env_runners} runners can be built. {reason}") from error
         for group in self._runner_groups():
             group.foreach_env_runner(_count_as_told)
 
@@ -290,3 +296,15 @@ def _check_everywhere(where: dict[str, bool], known: Sequence[str]) -> None:
 
 def _count_as_told(runner: Any) -> None:
     runner.team_number = 0
+
+
+def _why_no_runner_is_built(config: Any) -> str | None:
+    """Builds one more in a process of its own, whose error can be asked for; None if that goes well."""
+    kind = ray.remote(num_cpus=config.num_cpus_per_env_runner)(config.env_runner_cls)
+    runner = kind.remote(config=config, worker_index=1, num_workers=config.num_env_runners)
+    try:
+        ray.get(runner.ping.remote())
+    except RayActorError as error:
+        return str(error)
+    ray.kill(runner)
+    return None
