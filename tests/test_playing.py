@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+import shutil
 import subprocess
 import sys
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from ray.rllib.algorithms.ppo.torch.default_ppo_torch_rl_module import DefaultPPOTorchRLModule
@@ -17,7 +19,7 @@ from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from tests.general.runs import EPISODES, Lives
 from tests.general.test_frame_stacking import frames
 from tests.recurrent.replay import gru_with_two_memories, lstm, rllibs_lstm
-from tests.support import tiny_config
+from tests.support import Declared, box, declared_config, tiny_config
 from thrust_rllib import evaluation, load_team
 from thrust_rllib.envs import make_joint_env
 from thrust_rllib.evaluation import play_episodes, seeds_for
@@ -170,6 +172,36 @@ def test_acts_as_the_evaluation_of_the_algorithm(build, tmp_path, monkeypatch, s
         assert mine == actions
 
 
+@pytest.mark.parametrize("sampling", ["arrays", "episodes"])
+def test_numbers_are_those_of_the_evaluation(build, tmp_path, monkeypatch, sampling):
+    """Box actions are brought into the space, in units of its bounds, as the evaluation brings them there."""
+    spaces = [box(3)] * 2, [gym.spaces.Box(np.float32([-2, 0]), np.float32([3, 0.1])), gym.spaces.MultiDiscrete([3, 2])]
+    config = declared_config(*spaces, num_envs=1, runners=NORMALIZED | {"sampling": sampling}, lr=0.1)
+    config.evaluation(evaluation_interval=100, evaluation_duration=3, evaluation_config={"explore": False})
+    algo = build(config)
+    algo.train()
+    journal, see, step = [], Declared._see, Declared.step_joint
+
+    def note_see(self):
+        self.seen = see(self)
+        return self.seen
+
+    def note_step(self, actions):
+        journal.append((self.seen, copy.deepcopy(dict(actions))))
+        return step(self, actions)
+
+    monkeypatch.setattr(Declared, "_see", note_see)
+    monkeypatch.setattr(Declared, "step_joint", note_step)
+    algo.evaluate()
+    team = load_team(algo.save_to_path(str(tmp_path)))
+    numbers = np.array([actions["a0"] for _, actions in journal])
+    assert len(numbers) == 15 and np.ptp(numbers[:, 0]) > 0.1 and np.ptp(numbers[:, 1]) < 0.11
+    for observations, actions in journal:
+        mine, _ = team.act(observations)
+        np.testing.assert_allclose(mine["a0"], actions["a0"], rtol=1e-5, atol=1e-6)
+        assert same(mine["a1"], actions["a1"])
+
+
 # --- without Ray, in another process ------------------------------------------------------------------------------
 
 SCRIPT = """
@@ -281,6 +313,8 @@ def test_the_state_of_another_team_is_an_error(checkpoints):
         team.act(seen, {})
     with pytest.raises(ValueError, match=rf"state of agent '{agent}' has shape \(3,\) .* remembers \(8,\) numbers"):
         team.act(seen, {**state, agent: np.zeros(3, np.float32)})
+    with pytest.raises(ValueError, match=f"state of agent '{agent}' has numbers that are not finite"):
+        team.act(seen, {**state, agent: np.full_like(state[agent], np.nan)})
     with pytest.raises(TypeError, match="state is a tuple; needed: a dict"):
         team.act(seen, ({}, state))
     with pytest.raises(ValueError, match=f"state names agent '{agent}'"):
@@ -292,3 +326,28 @@ def test_connector_pieces_of_ones_own_are_an_error(build, tmp_path):
     team = load_team(algo.save_to_path(str(tmp_path)))
     with pytest.raises(ValueError, match="connector pieces of its own"):
         team.act({})
+
+
+def test_a_folder_that_is_no_checkpoint_is_an_error(checkpoints, tmp_path):
+    with pytest.raises(ValueError, match="runs does not exist; needed: a folder that save_to_path"):
+        load_team(tmp_path / "runs")
+    with pytest.raises(ValueError, match=r"is no checkpoint of an algorithm: it has no rllib_checkpoint\.json"):
+        load_team(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "inside", ["run/checkpoints/iteration_000002", "checkpoints/iteration_000002", "trial/checkpoint_000001"]
+)
+def test_the_folder_of_a_run_or_a_trial_names_its_checkpoint(checkpoints, tmp_path, inside):
+    path = tmp_path / inside
+    shutil.copytree(checkpoints("action masks"), path)
+    for folder in list(path.parents)[: inside.count("/")]:
+        with pytest.raises(ValueError, match=f"{folder} is no checkpoint, but has 1 inside; give one: {path}$"):
+            load_team(folder)
+    assert load_team(path).iteration == 1
+
+
+@pytest.mark.parametrize("seed", [-1, 0.5, None])
+def test_a_seed_that_is_no_whole_number_is_an_error(checkpoints, seed):
+    with pytest.raises(ValueError, match=f"seed is {seed}; needed: a whole number ≥ 0"):
+        load_team(checkpoints("action masks"), seed=seed).act({})

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import functools
+import logging
 import tempfile
 import uuid
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import ray
+from ray import cloudpickle
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.ppo import PPO
 from ray.rllib.core import (
@@ -21,13 +24,17 @@ from ray.rllib.core import (
     COMPONENT_MODULE_TO_ENV_CONNECTOR,
     COMPONENT_RL_MODULE,
 )
+from ray.rllib.core.rl_module.rl_module import RLModule
 from ray.rllib.utils.annotations import override
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME, WEIGHTS_SEQ_NO
 from ray.rllib.utils.typing import StateDict
 from ray.tune.result import TIME_TOTAL_S
 
-from thrust_rllib.checkpoints import local_path, whole_folder
+from thrust_rllib.checkpoints import check_is_checkpoint, local_path, whole_folder
+from thrust_rllib.joint_batch import ModuleID
 from thrust_rllib.runner_states import RUNNERS, RunnersComponent, RunnerStates, ask_states, give_states
+
+logger = logging.getLogger(__name__)
 
 CONNECTORS = COMPONENT_ENV_TO_MODULE_CONNECTOR, COMPONENT_MODULE_TO_ENV_CONNECTOR
 OWN_NAMES = {
@@ -146,15 +153,18 @@ class StatefulAlgorithm(PPO):
             **kwargs: RLlib's component and filesystem.
 
         Raises:
-            ValueError: the checkpoint has modules that this algorithm has not; nothing is restored then.
+            ValueError: no checkpoint, or one with modules that this algorithm has not, or with other networks; nothing
+                is restored then.
         """
+        whole = kwargs.get("component") is None
         if (place := local_path(path, kwargs.get("filesystem"))) is not None:
             path = place
-            self._check_modules_in(place)
+            if whole:
+                check_is_checkpoint(place, self.METADATA_FILE_NAME)
+                self._check_modules(_modules_in(place))
         self.states_to_give = None
         self._forget_what_is_new()
         super().restore_from_path(path, *args, **kwargs)
-        whole = kwargs.get("component") is None
         if whole and place is not None:
             self._restore_connectors_of_the_other_place(place)
         self._hand_out_connectors()
@@ -164,8 +174,15 @@ class StatefulAlgorithm(PPO):
 
     @override(Algorithm)
     def set_state(self, state: StateDict) -> None:
-        """As RLlib's; what it holds reaches learners and all runners, as with `restore_from_path`."""
+        """As RLlib's; what it holds reaches learners and all runners, as with `restore_from_path`.
+
+        Raises:
+            ValueError: as there.
+        """
         state = dict(state)
+        modules = state.get(COMPONENT_LEARNER_GROUP, {}).get(COMPONENT_LEARNER, {}).get(COMPONENT_RL_MODULE)
+        if modules is not None:
+            self._check_modules(modules)
         states = state.pop(RUNNERS, None)
         evaluating = state.pop(COMPONENT_EVAL_ENV_RUNNER, None)  # RLlib would give it the training runner's
         runner = dict(state.pop(COMPONENT_ENV_RUNNER, {}))
@@ -185,15 +202,18 @@ class StatefulAlgorithm(PPO):
             self.states_to_give = states
             self._give_states()
 
-    def _check_modules_in(self, path: Path) -> None:
-        modules = path / COMPONENT_LEARNER_GROUP / COMPONENT_LEARNER / COMPONENT_RL_MODULE
-        saved = {folder.name for folder in modules.iterdir() if folder.is_dir()} if modules.is_dir() else set()
-        if unknown := sorted(saved - set(self.config.policies)):
+    def _check_modules(self, saved: Mapping[ModuleID, StateDict]) -> None:
+        """Before anything changes: RLlib finds a module of another shape when it has restored those in front of it."""
+        if unknown := sorted(set(saved) - set(self.config.policies)):
             raise ValueError(
-                f"the checkpoint {path} has modules {unknown}, which this algorithm has not: its modules are "
+                f"the checkpoint has modules {unknown}, which this algorithm has not: its modules are "
                 f"{sorted(self.config.policies)}. Take JointPPO.from_checkpoint(path), or first add them: "
                 "algo.add_module(...)."
             )
+        shapes = {m: {name: np.shape(value) for name, value in state.items()} for m, state in saved.items()}
+        self.learner_group.ask_first(_check_shapes, shapes=shapes)
+        if missing := sorted(set(self.config.policies) - set(saved)):
+            logger.warning("modules %s are not in the checkpoint: they stay as they are", missing)
 
     def _set_connectors(self, state: StateDict) -> None:
         if self.env_runner is not None:
@@ -267,6 +287,28 @@ class StatefulAlgorithm(PPO):
     def _pipelines(self) -> dict[str, Any]:
         """This process's pipelines where there is no local runner."""
         return dict(zip(CONNECTORS, (self.env_to_module_connector, self.module_to_env_connector), strict=True))
+
+
+def _modules_in(path: Path) -> dict[ModuleID, StateDict]:
+    """The states of all modules in a checkpoint; empty ones where it was written with msgpack."""
+    folder = path / COMPONENT_LEARNER_GROUP / COMPONENT_LEARNER / COMPONENT_RL_MODULE
+    folders = [each for each in folder.iterdir() if each.is_dir()] if folder.is_dir() else []
+    if not folders:
+        raise ValueError(f"the checkpoint {path} is not complete: it has no modules in {folder.relative_to(path)}")
+    files = {each.name: each / f"{RLModule.STATE_FILE_NAME}.pkl" for each in folders}
+    return {m: cloudpickle.loads(file.read_bytes()) if file.is_file() else {} for m, file in files.items()}
+
+
+def _check_shapes(learner: Any, shapes: Mapping[ModuleID, Mapping[str, tuple[int, ...]]]) -> None:
+    """Runs in a learner."""
+    for module_id, given in shapes.items():
+        needed = {name: np.shape(value) for name, value in learner.module[module_id].unwrapped().get_state().items()}
+        if wrong := [name for name in given if name in needed and given[name] != needed[name]]:
+            described = "; ".join(f"{name} is {[*given[name]]}, needed {[*needed[name]]}" for name in wrong)
+            raise ValueError(
+                f"module {module_id!r} of the checkpoint has another network: {described}. Nothing was changed. "
+                "Needed: the model_config with which it was saved, and the same observation and action spaces."
+            )
 
 
 def _take_weights(runner: Any, state: Any) -> None:

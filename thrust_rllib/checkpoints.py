@@ -32,6 +32,22 @@ def local_path(path: Any, filesystem: fs.FileSystem | None = None) -> Path | Non
     return Path(path).absolute() if isinstance(filesystem, fs.LocalFileSystem) else None
 
 
+def check_is_checkpoint(path: Path, metadata_file: str) -> None:
+    """Raises ValueError unless `path` is a folder with this file, which every checkpoint has; names one inside it."""
+    if (path / metadata_file).is_file():
+        return
+    if not path.exists():
+        raise ValueError(f"{path} does not exist; needed: a folder that save_to_path, or Tune, wrote")
+    # Of `thrust-rllib train` and the folder of its checkpoints; of a trial of Tune and a folder of trials.
+    for inside in ("checkpoints/iteration_*", "iteration_*", "checkpoint_*", "*/checkpoint_*"):
+        if found := sorted(path.glob(f"{inside}/{metadata_file}")):
+            raise ValueError(f"{path} is no checkpoint, but has {len(found)} inside; give one: {found[-1].parent}")
+    raise ValueError(
+        f"{path} is no checkpoint of an algorithm: it has no {metadata_file}; needed: a folder that save_to_path, or "
+        "Tune, wrote"
+    )
+
+
 @contextlib.contextmanager
 def whole_folder(path: Path, own: Collection[str]) -> Iterator[Path]:
     """Gives the name of a folder to write; where that goes well, it stands at `path` afterwards.

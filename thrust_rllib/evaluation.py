@@ -175,7 +175,13 @@ def play_policy(env: VectorJointEnv, policy: Policy, num_episodes: int, *, seed:
 
 
 def seeds_for(seed: int, num_envs: int) -> list[int]:
-    """One for each environment, and one for the actions."""
+    """One for each environment, and one for the actions.
+
+    Raises:
+        ValueError: `seed` is no whole number ≥ 0.
+    """
+    if not isinstance(seed, int | np.integer) or seed < 0:
+        raise ValueError(f"seed is {seed!r}; needed: a whole number ≥ 0")
     return np.random.SeedSequence(seed).generate_state(num_envs + 1).tolist()
 
 

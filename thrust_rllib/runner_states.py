@@ -84,6 +84,8 @@ def ask_states(groups: Mapping[str, Any], timeout_s: float | None) -> RunnerStat
 def give_states(groups: Mapping[str, Any], states: RunnerStates, iteration: int) -> None:
     """Gives all runners their states back; one for which there is none resets, with other numbers than at the start.
 
+    So does one that does not take its state; that is told.
+
     Args:
         groups: {name: `EnvRunnerGroup`}.
         states: of `ask_states`, perhaps for another number of runners.
@@ -93,7 +95,14 @@ def give_states(groups: Mapping[str, Any], states: RunnerStates, iteration: int)
         mine = states.get(name, {})
         if group.num_remote_workers() > 0:  # each runner fetches its own only
             mine = {index: ray.put(state) for index, state in mine.items()}
-        group.foreach_env_runner(functools.partial(_take_sampling_state, states=mine, iteration=iteration))
+        take = functools.partial(_take_sampling_state, states=mine, iteration=iteration)
+        if problems := [problem for problem in group.foreach_env_runner(take) if problem]:
+            logger.warning(
+                "some %s runners do not go on from their states (%s): their environments are reset, with numbers of "
+                "their own.",
+                name,
+                "; ".join(problems),
+            )
 
 
 def _sampling_state(runner: Any) -> tuple[int, Any, str]:
@@ -109,12 +118,18 @@ def _sampling_state(runner: Any) -> tuple[int, Any, str]:
         return index, None, f"{type(error).__name__}: {error}"
 
 
-def _take_sampling_state(runner: Any, states: Mapping[int, Any], iteration: int) -> None:
-    """Runs in a runner."""
+def _take_sampling_state(runner: Any, states: Mapping[int, Any], iteration: int) -> str:
+    """Runs in a runner: what went wrong."""
     if not isinstance(runner, TeamRunner) or runner.env is None:
-        return
-    state = states.get(runner.worker_index or 0)
+        return ""
+    index = runner.worker_index or 0
+    state = states.get(index)
     if state is None:
         runner.reseed(iteration)
-    else:
+        return ""
+    try:
         runner.set_sampling_state(ray.get(state) if isinstance(state, ray.ObjectRef) else state)
+    except Exception as error:  # RLlib would end the runner's process, and tell nobody
+        runner.reseed(iteration)
+        return f"runner {index}: {type(error).__name__}: {error}"
+    return ""

@@ -180,10 +180,15 @@ class TeamAlgorithm(StatefulAlgorithm):
 
     @override(Algorithm)
     def restore_env_runners(self, env_runner_group: Any) -> list[int]:
-        """As RLlib's; a runner that Ray has started again, as it was at the start, learns of the changed team."""
+        """As RLlib's; a runner that Ray has started again, as it was at the start, learns of the changed team.
+
+        All get the weights of now: RLlib gives them only to a runner whose own are older, and one that did not answer
+        while a checkpoint was restored may have newer ones.
+        """
         restored = super().restore_env_runners(env_runner_group)
         if restored:
             self._bring_up_to_date(env_runner_group)
+            self._hand_out_weights()
         return restored
 
     @override(StatefulAlgorithm)
@@ -238,7 +243,8 @@ class TeamAlgorithm(StatefulAlgorithm):
             modules: {module here: module of the checkpoint}; several may take from the same one. None takes all that
                 have the same name.
             noise: to every number of a parameter is added a normal one, times this, times the deviation of that
-                parameter's numbers; drawn from the configuration's seed. Modules that start from one differ by it.
+                parameter's numbers; drawn from the configuration's seed and the module's name. Modules that start from
+                one differ by it.
 
         Raises:
             ValueError: no checkpoint, an unknown module, networks of different shapes, or noise below 0. Nothing has

@@ -226,6 +226,7 @@ class TeamLearner(TorchLearner):
                 "value_normalizers": {m: moments.get_state() for m, moments in self._value_normalizers.items()},
                 "coupling_gradients": self._coupling_gradients,
                 "low_entropy_updates": dict(self._entropy_guard.low_updates),
+                "learner_connector": copy.deepcopy(self._learner_connector.get_state()),
             }
         return state
 
@@ -235,12 +236,16 @@ class TeamLearner(TorchLearner):
         # RLlib takes newer weights only: going back would leave the newer ones, with the older optimizers.
         number = self._weights_seq_no
         self._weights_seq_no = -1
-        super().set_state({key: value for key, value in state.items() if key != "should_module_be_updated"})
-        self._weights_seq_no = int(state.get(WEIGHTS_SEQ_NO, number))  # 0, too, which RLlib takes for none
+        try:
+            super().set_state({key: value for key, value in state.items() if key != "should_module_be_updated"})
+            number = int(state.get(WEIGHTS_SEQ_NO, number))  # 0, too, which RLlib takes for none
+        finally:
+            self._weights_seq_no = number
         if (joint := state.get(JOINT_STATE)) is not None:
             self._generator.set_state(torch.from_numpy(joint["generator"].copy()))
             self._coupling_gradients = joint.get("coupling_gradients", {})
             self._entropy_guard.restore(joint.get("low_entropy_updates", {}))
+            self._learner_connector.set_state(copy.deepcopy(joint.get("learner_connector", {})))
             for module_id, moments in joint["value_normalizers"].items():
                 if module_id in self._value_normalizers:
                     self._value_normalizers[module_id].set_state(moments)

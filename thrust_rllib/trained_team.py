@@ -20,6 +20,7 @@ from ray.rllib.core import (
 )
 
 from thrust_rllib.algorithm import JointPPO
+from thrust_rllib.checkpoints import check_is_checkpoint
 from thrust_rllib.config import JointPPOConfig
 from thrust_rllib.env_runner import JointEnvRunner
 from thrust_rllib.envs.action_masks import without_choice
@@ -132,6 +133,8 @@ class TrainedTeam:
                     f"state of agent {agent!r} has shape {given.shape} and type {given.dtype}; its module remembers "
                     f"{memory.shape} numbers of type {memory.dtype}{hint}"
                 )
+            if not np.isfinite(given).all():
+                raise ValueError(f"state of agent {agent!r} has numbers that are not finite{hint}")
             memory[:] = given
 
     def _check_seen(self, encoded: list[np.ndarray], masks: list[np.ndarray | None]) -> None:
@@ -180,8 +183,7 @@ def load_team(checkpoint: str | Path, *, seed: int = 0) -> TrainedTeam:
         ValueError: no checkpoint, another algorithm's, or one that cannot be read here.
     """
     path = Path(checkpoint).absolute()
-    if not (path / JointPPO.METADATA_FILE_NAME).is_file():
-        raise ValueError(f"{checkpoint} is no checkpoint of an algorithm: it has no {JointPPO.METADATA_FILE_NAME}")
+    check_is_checkpoint(path, JointPPO.METADATA_FILE_NAME)
     try:
         made = cloudpickle.loads((path / JointPPO.CLASS_AND_CTOR_ARGS_FILE_NAME).read_bytes())
         state = cloudpickle.loads((path / f"{JointPPO.STATE_FILE_NAME}.pkl").read_bytes())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from ray.rllib.core import (
 from ray.rllib.core.learner.learner import Learner
 from ray.rllib.core.rl_module.rl_module import RLModule
 
+from thrust_rllib.checkpoints import check_is_checkpoint
 from thrust_rllib.connectors.observation_normalizer import ObservationNormalizer
 from thrust_rllib.envs.names import nearest
 from thrust_rllib.joint_batch import ModuleID
@@ -63,13 +65,16 @@ def read_parts(
     Raises:
         ValueError: see `JointPPO.warm_start`.
     """
-    if not (np.isfinite(noise) and noise >= 0):
+    if not isinstance(noise, Real) or not np.isfinite(noise) or noise < 0:
         raise ValueError(f"noise={noise!r}; needed: a number ≥ 0, the noise's deviation in those of the parameters")
+    if not isinstance(modules, Mapping | None):
+        raise ValueError(f"modules={modules!r}; needed: a dict {{module here: module of the checkpoint}}, or None")
     path = Path(path)
+    check_is_checkpoint(path, Algorithm.METADATA_FILE_NAME)
     learner = path / COMPONENT_LEARNER_GROUP / COMPONENT_LEARNER
     folder = learner / COMPONENT_RL_MODULE
-    if not (path / Algorithm.METADATA_FILE_NAME).is_file() or not folder.is_dir():
-        raise ValueError(f"{path} is no checkpoint of JointPPO: give the folder that save_to_path wrote")
+    if not folder.is_dir():
+        raise ValueError(f"the checkpoint {path} has no {folder.relative_to(path)}; needed: one of an RLlib algorithm")
     saved = sorted(each.name for each in folder.iterdir() if each.is_dir())
     if modules is None:
         modules = {m: m for m in known if m in saved}
@@ -114,11 +119,18 @@ def _observation_moments_in(path: Path) -> dict[ModuleID, Arrays]:
 
 
 def check_shapes(learner: TeamLearner, parts: Mapping[ModuleID, ModuleParts]) -> None:
-    """Runs in a learner.
+    """Runs in a learner; warns of critics whose values are on another scale.
 
     Raises:
         ValueError: a module has other parameters than what it would take.
     """
+    scaled = [m for m, part in parts.items() if part.value_moments is not None]
+    if other := [m for m in parts if learner.config.get_config_for_module(m).value_normalization != (m in scaled)]:
+        logger.warning(
+            "the critics of modules %s come from a run with another value_normalization: their values are on another "
+            "scale, until they have been trained",
+            other,
+        )
     for module_id, part in parts.items():
         needed = _shapes(learner.module[module_id].unwrapped().get_state())
         given = _shapes(part.parameters)
@@ -147,8 +159,10 @@ def take_parts(learner: TeamLearner, parts: Mapping[ModuleID, ModuleParts], nois
         noise: deviation of what is added, in those of the parameters.
         seed: of the noise.
     """
-    generator = torch.Generator().manual_seed(seed)
     for module_id, part in parts.items():
+        # A module's noise does not depend on which others are in the call: those of two calls differ, too.
+        words = np.random.SeedSequence([seed, *module_id.encode()]).generate_state(1, np.uint64)
+        generator = torch.Generator().manual_seed(int(words[0]))
         module = learner.module[module_id].unwrapped()
         module.set_state(part.parameters)
         if noise:

@@ -63,7 +63,7 @@ def test_back_and_forth_in_one_process(build, tmp_path, way):
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("local", [True, False])
+@pytest.mark.parametrize("local", [pytest.param(True, marks=pytest.mark.slow_checkpoints), False])
 def test_back_and_forth_with_remote_runners(build, tmp_path, local):
     runners = {"num_env_runners": 2, "normalize_observations": True, "create_local_env_runner": local}
     algo = build(config(runners=runners).evaluation(evaluation_num_env_runners=1))
@@ -81,6 +81,7 @@ def test_back_and_forth_with_remote_runners(build, tmp_path, local):
 
 
 @pytest.mark.timeout(180)
+@pytest.mark.slow_checkpoints
 def test_another_number_of_runners_and_learners(build, tmp_path):
     def built(runners, learners, local=True):
         options = {"num_env_runners": runners, "normalize_observations": True, "create_local_env_runner": local}
@@ -109,6 +110,7 @@ def test_another_number_of_runners_and_learners(build, tmp_path):
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.slow_checkpoints
 def test_runners_without_a_state_sample_other_numbers_than_at_the_start(build, tmp_path):
     options = {"normalize_observations": False}
     env_config = {"observation_spaces": [box()] * 2, "action_spaces": [discrete()] * 2}

@@ -101,7 +101,10 @@ def first_minibatch(monkeypatch):
     return seen
 
 
-@pytest.mark.parametrize("way", ["restore_from_path", "set_state", "from_checkpoint", "Tune's restore"])
+WAYS = ["restore_from_path", "set_state", "from_checkpoint", "Tune's restore", "restore_from_path, back in time"]
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_the_new_settings_count_from_the_first_minibatch(build, tmp_path, monkeypatch, first_minibatch, way):
     donor = build(case_16())
     for _ in range(2):
@@ -113,7 +116,9 @@ def test_the_new_settings_count_from_the_first_minibatch(build, tmp_path, monkey
         algo = JointPPO.from_checkpoint(path, config=settings)
     else:
         algo = build(settings)
-        if way == "restore_from_path":
+        if way.startswith("restore_from_path"):
+            for _ in range(3 * way.endswith("back in time")):
+                algo.train()
             algo.restore_from_path(path)
         elif way == "set_state":
             algo.set_state(donor.get_state())

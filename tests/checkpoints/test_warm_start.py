@@ -82,7 +82,20 @@ def test_noise_is_relative_and_drawn_from_the_seed(build, donor):
             assert np.std(added) == pytest.approx(0.1 * np.std(p), rel=0.3) and abs(added.mean()) < 0.05 * np.std(p)
 
 
+def test_modules_that_start_in_two_calls_differ_too(build, donor):
+    """And a module's noise is the same whoever else is in the call."""
+    _, path = donor
+    algo, both = build(config(2)), build(config(2))
+    for module in ("a0", "a1"):
+        algo.warm_start(path, modules={module: "a0"}, noise=0.1)
+    both.warm_start(path, modules={"a0": "a0", "a1": "a0"}, noise=0.1)
+    found = weights(algo)
+    assert largest_difference(found["a0"], found["a1"]) > 0.01
+    assert largest_difference(found, weights(both)) == 0.0
+
+
 @pytest.mark.timeout(120)
+@pytest.mark.slow_checkpoints
 def test_several_learners_and_remote_runners_get_the_same(build, donor):
     _, path = donor
     one = build(config(2))
@@ -109,6 +122,8 @@ MISTAKES = [
     ({"modules": {}}, r"no module to start from"),
     ({"noise": -0.1}, r"noise=-0.1; needed: a number ≥ 0"),
     ({"noise": float("nan")}, "noise=nan"),
+    ({"noise": "0.1"}, "noise='0.1'; needed: a number"),
+    ({"modules": ["a0"]}, r"modules=\['a0'\]; needed: a dict"),
 ]
 
 
@@ -134,8 +149,10 @@ def test_other_networks_are_refused_with_both_shapes(build, donor, tmp_path):
         ValueError, match=r"observations of shape \(4,\), module 'a0' of the checkpoint of shape \(3,\)"
     ):
         build(config(2, size=4)).warm_start(path)
-    with pytest.raises(ValueError, match="is no checkpoint of JointPPO"):
+    with pytest.raises(ValueError, match="nothing does not exist; needed: a folder that save_to_path"):
         wide.warm_start(tmp_path / "nothing")
+    with pytest.raises(ValueError, match="is no checkpoint of an algorithm: it has no rllib_checkpoint.json"):
+        wide.warm_start(tmp_path)
     assert largest_difference(weights(wide), before) == 0.0
 
 
@@ -147,6 +164,17 @@ def test_observations_that_are_normalised_on_one_side_only_are_told(build, donor
         assert "saw normalised observations" in caplog.text
         build(config(2)).warm_start(raw.save_to_path(tmp_path / "raw"))
     assert "no moments of observations for modules ['a0', 'a1']" in caplog.text
+
+
+@pytest.mark.parametrize("here", [True, False])
+def test_values_that_are_normalised_on_one_side_only_are_told(build, tmp_path, caplog, here):
+    path = build(config(2, value_normalization=not here)).save_to_path(tmp_path / "other")
+    algo = build(config(2, value_normalization=here))
+    with caplog.at_level("WARNING", logger="thrust_rllib"):
+        algo.warm_start(algo.save_to_path(tmp_path / "own"))
+        assert "value_normalization" not in caplog.text
+        algo.warm_start(path)
+    assert "modules ['a0', 'a1'] come from a run with another value_normalization" in caplog.text
 
 
 def test_a_packed_checkpoint_is_refused(build, donor):

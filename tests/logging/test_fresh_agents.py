@@ -1,4 +1,4 @@
-"""Agents that an environment names anew in each episode: errors, the seats of docs/logging.md, constant metrics."""
+"""Agents that an environment names anew in each episode: errors, and constant metrics with `Seats`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import pytest
 from ray.rllib.env.multi_agent_env import MultiAgentEnv
 
 from tests.support import tiny_config
-from tests.test_docs import PAGES, blocks, flatten
+from tests.test_docs import flatten
+from thrust_rllib.envs import Seats
 
 DOORS = ["arrays", "episodes"]
 
@@ -45,15 +46,6 @@ class Guests(MultiAgentEnv):
         return seen, dict.fromkeys(acted, 1.0), {"__all__": self.t == 5}, {"__all__": False}, {}
 
 
-@pytest.fixture(scope="module")
-def seats():
-    """The class of the page."""
-    (block,) = [code for code in blocks(PAGES["logging.md"], "python") if "class Seats" in code]
-    names = {"__name__": "logging.md"}
-    exec(compile(block, "logging.md", "exec"), names)
-    return names["Seats"]
-
-
 @pytest.mark.parametrize("door", DOORS)
 def test_an_environment_that_declares_nobody_is_an_early_error(door):
     config = tiny_config(Guests, policies="shared", runners={"sampling": door})
@@ -64,26 +56,21 @@ def test_an_environment_that_declares_nobody_is_an_early_error(door):
 @pytest.mark.parametrize("door", DOORS)
 def test_an_undeclared_guest_is_an_error(build, door):
     algo = build(tiny_config(Guests, {"declares": True}, policies="shared", runners={"sampling": door}))
-    with pytest.raises((RuntimeError, ValueError), match=r"'guest_2'.* possible_agents .*need fixed seats, as in"):
+    with pytest.raises((RuntimeError, ValueError), match=r"'guest_2'.* possible_agents .*need fixed seats: .*Seats"):
         algo.train()
 
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("door", DOORS)
-def test_with_seats_the_metrics_stay_the_same(build, seats, door):
-    config = tiny_config(seats, {"env": Guests, "seats": 3}, policies="shared", runners={"sampling": door})
+def test_with_seats_the_metrics_stay_the_same(build, door):
+    config = tiny_config(Seats, {"env": Guests, "seats": 3}, policies="shared", runners={"sampling": door})
     algo = build(config)
     paths = []
     for _ in range(5):
         result = algo.train()
         paths.append({path for path in flatten(result) if not path.startswith(("config/", "perf/"))})
-    guests = max(env.unwrapped.env.known for env in environments(algo.env_runner.env))
+    guests = max(env.unwrapped.env.known for env in algo.env_runner.env.envs)
     assert guests > 60 and paths[1] == paths[2] == paths[3] == paths[4] and paths[0] <= paths[1]
     assert not any("guest" in path for path in paths[-1])
     steps = result["env_runners"]["agent_steps"]
     assert steps["seat_0"] == steps["seat_1"] == 5.0 and 0.0 < steps["seat_2"] <= 3.0
-
-
-def environments(vector):
-    """The RLlib environments that a runner of either door steps."""
-    return [getattr(env, "env", env) if hasattr(env, "step_joint") else env for env in vector.envs]

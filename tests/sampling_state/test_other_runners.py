@@ -99,6 +99,18 @@ def test_what_an_environment_does_not_take_back_is_made_anew(door, caplog):
 
 
 @pytest.mark.parametrize("door", DOORS)
+def test_the_window_goes_along_where_environments_are_made_anew(door):
+    case = Case(BrokenWalk, door)
+    state = saved(begun(case, rollouts=8))
+    assert len(state["sampling"]["finished"]["returns"])
+    runner = case.runner()
+    runner.set_state(state)
+    assert not differences(runner.get_sampling_state()["finished"], state["sampling"]["finished"])
+    runner.reseed(1)
+    assert not len(runner.get_sampling_state()["finished"]["returns"])
+
+
+@pytest.mark.parametrize("door", DOORS)
 def test_a_state_that_cannot_be_stored_is_left_out(door, caplog):
     case = Case(LiveWalk, door)
     runner = begun(case)

@@ -13,62 +13,63 @@ from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
+from ray.rllib.env.multi_agent_env import MultiAgentEnv
 
-from thrust_rllib.envs import JointEnv, JointStepResult
+from thrust_rllib.envs import Seats
 
 CHECKPOINT_EVERY = 50
 
 
-class Visitors(JointEnv):
-    """12 possible agents; who comes, when, and for how long is drawn anew in each episode of 6 to 24 steps.
+class Visitors(MultiAgentEnv):
+    """One to five visitors in each episode of 6 to 24 steps, with names that never come again.
 
-    At least one agent comes in the first step. Agents see noise and are paid for the action 1.
+    Who comes when and for how long is drawn; the first one is there all the time. Visitors see noise and are paid for
+    the action 1.
     """
 
-    def __init__(self):
-        self.possible_agents = [f"visitor_{i}" for i in range(12)]
-        self.observation_spaces = {a: gym.spaces.Box(-10.0, 10.0, (4,)) for a in self.possible_agents}
-        self.action_spaces = {a: gym.spaces.Discrete(3) for a in self.possible_agents}
+    def __init__(self, config):
+        super().__init__()
+        self.observation_space = gym.spaces.Box(-10.0, 10.0, (4,))
+        self.action_space = gym.spaces.Discrete(3)
         self.random = np.random.default_rng()
+        self.named = 0
 
-    def _see(self, agents):
-        return {agent: self.random.uniform(-10.0, 10.0, 4).astype(np.float32) for agent in agents}
-
-    def reset_joint(self, seed=None):
+    def reset(self, *, seed=None, options=None):
         if seed is not None:
             self.random = np.random.default_rng(seed)
         self.t, self.length = 0, int(self.random.integers(6, 25))
-        come = self.random.permutation(self.possible_agents)[: self.random.integers(1, 6)].tolist()
-        first = {agent: int(self.random.integers(0, self.length)) for agent in come}
-        first[come[0]] = 0
-        self.visits = {a: (t, int(self.random.integers(t, self.length))) for a, t in first.items()}
-        self.visits[come[0]] = 0, self.length - 1
-        return self._see(self._here())
+        self.visits = {}
+        for number in range(self.random.integers(1, 6)):
+            first = int(self.random.integers(0, self.length))
+            visit = (first, int(self.random.integers(first, self.length))) if number else (0, self.length - 1)
+            self.visits[f"visitor_{self.named}"] = visit
+            self.named += 1
+        return self._see(), {}
 
     def _here(self):
-        return [agent for agent in self.possible_agents if agent in self.visits and self._acts(agent)]
+        return [agent for agent, (first, last) in self.visits.items() if first <= self.t <= last]
 
-    def _acts(self, agent):
-        first, last = self.visits[agent]
-        return first <= self.t <= last
+    def _see(self):
+        return {agent: self.random.uniform(-10.0, 10.0, 4).astype(np.float32) for agent in self._here()}
 
-    def step_joint(self, actions):
+    def step(self, actions):
         acted = self._here()
         rewards = {agent: float(actions[agent] == 1) for agent in acted}
-        terminated = {agent: self.t == self.visits[agent][1] for agent in acted}
+        ends = {agent: self.t == self.visits[agent][1] for agent in acted}
         self.t += 1
         over = self.t == self.length
-        return JointStepResult(rewards, {} if over else self._see(self._here()), terminated, False, over=over)
+        return {} if over else self._see(), rewards, {**ends, "__all__": over}, {"__all__": False}, {}
 
 
 def config_of(door):
     """Two remote runners, a learner of its own, LSTMs, normalised observations, two modules."""
     from tests.support import tiny_config
 
-    agents = Visitors().possible_agents
+    seats = [f"seat_{i}" for i in range(5)]
     config = tiny_config(
-        Visitors,
-        policies={"even": agents[::2], "odd": agents[1::2]},
+        Seats,
+        {"env": Visitors, "seats": len(seats)},
+        policies={"even": seats[::2], "odd": seats[1::2]},
         num_envs=4,
         runners={"num_env_runners": 2, "normalize_observations": True, "sampling": door},
         model={"use_lstm": True, "fcnet_hiddens": [16], "lstm_cell_size": 16, "max_seq_len": 16},
@@ -76,6 +77,11 @@ def config_of(door):
         minibatch_size=64,
     )
     return config.learners(num_learners=1)
+
+
+def visitors(runner):
+    """How many names the environments of a runner have given so far."""
+    return sum(env.unwrapped.env.named for env in runner.env.envs)
 
 
 def memory(pid):
@@ -118,6 +124,7 @@ def main(door, iterations, folder):
             "metrics": names,
             "episodes": result["env_runners"]["num_episodes_lifetime"],
             "restarts": result["fault_tolerance"]["num_remote_worker_restarts"],
+            "visitors": algo.env_runner_group.foreach_env_runner(visitors, local_env_runner=False),
         }
         print(json.dumps(line), flush=True)
     algo.stop()

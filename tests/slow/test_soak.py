@@ -35,6 +35,9 @@ def test_nothing_grows(door, tmp_path):
     lines = [json.loads(line) for line in run.stdout.splitlines() if line.startswith("{")]
     assert [line["iteration"] for line in lines] == list(range(1, ITERATIONS + 1))
     assert lines[-1]["episodes"] > 1000 and lines[-1]["restarts"] == 0
+    named = [line["visitors"] for line in lines]  # agents that had never been there before
+    assert len(named[-1]) == 2 and all(after > before for before, after in zip(named[0], named[-1], strict=True))
+    assert sum(named[-1]) > 2 * lines[-1]["episodes"]
     last = lines[-FITTED:]
     slopes = {name: slope([line["memory"][name][1] for line in last]) for name in last[0]["memory"]}
     for name, per_iteration in slopes.items():
@@ -43,6 +46,7 @@ def test_nothing_grows(door, tmp_path):
     assert len(slopes) == 4
     assert max(slopes.values()) < MB_PER_ITERATION, slopes
     # From the second iteration on: some of RLlib's timers measure between two of them.
+    assert not any("visitor" in name for name in lines[-1]["metrics"])
     assert all(line["metrics"] == lines[1]["metrics"] for line in lines[1:])
     assert load_team(tmp_path / "checkpoint").iteration == ITERATIONS
 

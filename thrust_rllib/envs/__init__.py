@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         resolve_env,
     )
     from thrust_rllib.envs.rllib import JointEnvMultiAgentEnv, RLlibJointEnv
+    from thrust_rllib.envs.seats import Seats
     from thrust_rllib.envs.single import SingleJointEnv
     from thrust_rllib.envs.spaces import check_spaces
     from thrust_rllib.envs.sync_vector import SyncVectorJointEnv
@@ -58,6 +59,7 @@ _HOMES = {
         "resolve_env",
     ),
     "rllib": ("JointEnvMultiAgentEnv", "RLlibJointEnv"),
+    "seats": ("Seats",),
     "single": ("SingleJointEnv",),
     "spaces": ("check_spaces",),
     "sync_vector": ("SyncVectorJointEnv",),
@@ -84,6 +86,7 @@ __all__ = [
     "PettingZooJointEnv",
     "RLlibJointEnv",
     "Scenario",
+    "Seats",
     "SingleJointEnv",
     "SyncVectorJointEnv",
     "TupleJointEnv",

@@ -6,8 +6,8 @@ import difflib
 from collections.abc import Iterable
 
 DECLARE_ALL = (
-    "declare every agent that may ever appear. Agents that are named anew in each episode need fixed seats, as in "
-    "docs/logging.md"
+    "declare every agent that may ever appear. Agents that are named anew in each episode need fixed seats: "
+    "thrust_rllib.envs.Seats"
 )
 
 

@@ -1,4 +1,4 @@
-"""RLlib multi-agent environments as joint environments, and back; one of two files here that import Ray."""
+"""RLlib multi-agent environments as joint environments, and back; one of three files here that import Ray."""
 
 from __future__ import annotations
 

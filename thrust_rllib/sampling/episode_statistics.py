@@ -134,10 +134,14 @@ class EpisodeStatistics:
             "seconds": np.array([f[3] for f in finished], np.float64),
         }
 
-    def set_finished(self, finished: Mapping[str, np.ndarray]) -> None:
-        """Goes on with the window that `get_finished` gave, of the same agents."""
+    def forget_finished(self) -> None:
+        """Begins with an empty window."""
         self.end_evaluation()
         self._finished.clear()
+
+    def set_finished(self, finished: Mapping[str, np.ndarray]) -> None:
+        """Goes on with the window that `get_finished` gave, of the same agents."""
+        self.forget_finished()
         columns = (finished[name] for name in ("returns", "steps", "lengths", "seconds"))
         self._finished.extend((r.copy(), s.copy(), int(n), float(t)) for r, s, n, t in zip(*columns, strict=True))
 

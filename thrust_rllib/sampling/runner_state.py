@@ -104,11 +104,11 @@ def set_sampling_state(runner: Any, state: Mapping[str, Any]) -> None:
         raise ValueError(f"set_sampling_state got {got}; needed: version {VERSION}, as get_sampling_state() returns")
     runner._needs_initial_reset = True
     same_door, same_team = state["door"] == runner.door, state["team"] == _team(runner)
-    if same_team:
-        runner._statistics.set_finished(state["finished"])
-        runner.metrics.set_state(copy.deepcopy(state["metrics"]))
     if same_door and same_team and state["num_envs"] == runner.num_envs and state["envs"] is not None:
         _go_on(runner, state)
+    if same_team:  # behind environments that are made anew, with new statistics
+        runner._statistics.set_finished(state["finished"])
+        runner.metrics.set_state(copy.deepcopy(state["metrics"]))
     runner._env_seeds.bit_generator.state = copy.deepcopy(state["env_seeds"])
     runner._actor_seeds.bit_generator.state = copy.deepcopy(state["actor_seeds"])
     if same_door:

@@ -231,6 +231,7 @@ class TeamRunner(MultiAgentEnvRunner):
             return
         self._env_seeds, self._actor_seeds = seed_generators(self, numbers)
         self._reseed_actions()
+        self._statistics.forget_finished()
         self._needs_initial_reset = True
 
     @override(MultiAgentEnvRunner)
