@@ -95,7 +95,9 @@ def test_a_command_parses(words):
     assert exit_code(words) == 0
 
 
-@pytest.mark.parametrize("words", [["trian", "CartPole-v1"], ["train", "CartPole-v1", "--stepz", "5"], ["train", "--runners"]])
+@pytest.mark.parametrize(
+    "words", [["trian", "CartPole-v1"], ["train", "CartPole-v1", "--stepz", "5"], ["train", "--runners"]]
+)
 def test_a_wrong_command_does_not_parse(words):
     assert exit_code(words) == 2
 

@@ -32,6 +32,7 @@ from thrust_rllib.entropy_guard import STOP_REASON, stop_reason
 from thrust_rllib.envs.registry import make_joint_env
 from thrust_rllib.metrics import LOW_ENTROPY_UPDATES
 from thrust_rllib.rollouts import RolloutsLostError
+from thrust_rllib.sampling.team_runner import TeamRunner
 from thrust_rllib.team_algorithm import TeamAlgorithm
 
 logger = logging.getLogger(__name__)
@@ -190,8 +191,7 @@ class JointPPO(TeamAlgorithm):
         steps = 0
         while steps < self.config.total_train_batch_size:
             if self.env_runner_group.num_remote_workers() == 0:
-                runner = self.env_runner_group.local_env_runner
-                sampled = [(runner.sample(), runner.get_metrics())]
+                sampled = [_sample(self.env_runner_group.local_env_runner)]
             else:
                 sampled = self.env_runner_group.foreach_env_runner(
                     functools.partial(_sample_remotely, team_number=self._team_number),
@@ -207,9 +207,11 @@ class JointPPO(TeamAlgorithm):
                 if None in sampled:
                     self._bring_up_to_date(self.env_runner_group)
                     sampled = [result for result in sampled if result is not None]
-            for rollout, metrics in sampled:
+            for rollout, metrics, failures in sampled:
                 rollouts.append(rollout)
                 all_metrics.append(metrics)
+                for failure in failures:
+                    logger.warning(failure)
                 if count_agent_steps:
                     steps += sum(int(count) for count in metrics[NUM_AGENT_STEPS_SAMPLED].values())
                 else:
@@ -275,8 +277,15 @@ class JointPPO(TeamAlgorithm):
         return env_specifier, lambda context: make_joint_env(env_specifier, dict(context))
 
 
-def _sample_remotely(runner: Any, team_number: int = 0) -> tuple[ray.ObjectRef, dict[str, Any]] | Exception | None:
-    """Runs in a remote runner: a reference to its rollout and its metrics, or what its environment raised.
+def _sample(runner: Any) -> tuple[Any, dict[str, Any], list[str]]:
+    """Runs in a runner: its rollout, its metrics, and what failed on the way."""
+    rollout = runner.sample()
+    told = runner.env_restarts.pop_told() if isinstance(runner, TeamRunner) else []
+    return rollout, runner.get_metrics(), told
+
+
+def _sample_remotely(runner: Any, team_number: int = 0) -> tuple[Any, dict[str, Any], list[str]] | Exception | None:
+    """Runs in a remote runner: as `_sample`, with a reference to the rollout; or what its environment raised.
 
     None: it does not have the team of this number (`TeamRunner.team_number`).
 
@@ -286,6 +295,7 @@ def _sample_remotely(runner: Any, team_number: int = 0) -> tuple[ray.ObjectRef, 
     if getattr(runner, "team_number", 0) != team_number:
         return None
     try:
-        return ray.put(runner.sample()), runner.get_metrics()
+        rollout, metrics, told = _sample(runner)
+        return ray.put(rollout), metrics, told
     except Exception as error:
         return error

@@ -182,7 +182,8 @@ def train(
 
     The folder has config.json, progress.csv, TensorBoard events, checkpoints/ and report/ with the learning curves.
 
-    Ctrl-C (or SIGTERM) ends the run after its iteration, with a checkpoint and the report; a second one at once.
+    Ctrl-C (or SIGTERM) ends the run after its iteration, with a checkpoint and the report; a second one at once. So
+    does closing the terminal.
 
     --resume RUN goes on from RUN's newest checkpoint (or RUN is one of its checkpoints), with the run's own options.
 

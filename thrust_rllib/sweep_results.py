@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ray import tune
+from ray import cloudpickle, tune
 from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME
 from ray.tune.experiment import Trial
 from ray.tune.result import TRAINING_ITERATION
@@ -20,7 +20,7 @@ from ray.tune.utils import flatten_dict
 from thrust_rllib.search_space import Parameter
 from thrust_rllib.sweep_trial import SCORE
 
-RECORD, TRIALS, CURVES, TABLE = "sweep.json", "trials", "curves.csv", "trials.csv"
+RECORD, SPACE, TRIALS, CURVES, TABLE = "sweep.json", "space.pkl", "trials", "curves.csv", "trials.csv"
 BEST, BEST_RECORD = "best", "best.json"
 Curve = tuple[tuple[int, float], ...]
 
@@ -254,3 +254,16 @@ def read_record(folder: Path) -> dict[str, Any]:
         return record
     except (OSError, ValueError) as error:
         raise ValueError(f"{folder} is no folder of a sweep: it has no readable {RECORD}") from error
+
+
+def read_space(folder: Path) -> dict[str, Any]:
+    """What Tune draws from.
+
+    Raises:
+        ValueError: it cannot be read: the file is not there, or needs code that is not.
+    """
+    try:
+        space: dict[str, Any] = cloudpickle.loads((folder / SPACE).read_bytes())
+        return space
+    except Exception as error:  # a pickle may raise anything
+        raise ValueError(f"{folder / SPACE} cannot be read, so that the sweep cannot go on: {error!r}") from error

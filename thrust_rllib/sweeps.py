@@ -3,6 +3,7 @@
 | in the folder of a sweep | what |
 |---|---|
 | `sweep.json` | what was asked for; `Sweep.resume` reads it |
+| `space.pkl` | what Tune draws from, with the configuration; trials that have not been drawn need it |
 | `trials/` | Tune's experiment: a folder for each trial with its results, TensorBoard events and checkpoints |
 | `curves.csv` | each iteration of each trial: steps, score, parameters |
 | `trials.csv` | a row for each trial, the best first |
@@ -19,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ray import tune
+from ray import cloudpickle, tune
 from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME
 from ray.tune.logger import CSVLoggerCallback, JsonLoggerCallback, LoggerCallback, TBXLoggerCallback
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, PopulationBasedTraining, TrialScheduler
@@ -28,7 +29,18 @@ from ray.tune.search import BasicVariantGenerator, ConcurrencyLimiter
 from thrust_rllib.config import JointPPOConfig
 from thrust_rllib.resources import needed_cpus
 from thrust_rllib.search_space import KeepInRange, Parameter, corners, other_names, put
-from thrust_rllib.sweep_results import RECORD, TRIALS, SweepResults, TrialRow, log_result, numbered, trial_row
+from thrust_rllib.sweep_results import (
+    RECORD,
+    SPACE,
+    TRIALS,
+    SweepResults,
+    TrialRow,
+    log_result,
+    numbered,
+    read_record,
+    read_space,
+    trial_row,
+)
 from thrust_rllib.sweep_trial import SCORE, SweepTrial
 
 SCHEDULERS = ("none", "asha", "pbt")
@@ -165,11 +177,14 @@ class Sweep:
         folder.mkdir(parents=True, exist_ok=True)
         record = {name: value for name, value in asdict(self).items() if name != "config"}
         record |= {"num_trials": self.num_trials, "cpus_per_trial": self.cpus_per_trial}
+        record["folder"] = str(folder)
         (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n", "utf-8")
+        space = self.space()
+        (folder / SPACE).write_bytes(cloudpickle.dumps(space))
         set_up_tune()
         tuner = tune.Tuner(
             SweepTrial,
-            param_space=self.space(),
+            param_space=space,
             tune_config=tune.TuneConfig(
                 metric=SCORE,
                 mode="max",
@@ -237,12 +252,27 @@ class Sweep:
         """Goes on with an interrupted sweep: trials from their last checkpoints, failed ones again.
 
         Raises:
-            ValueError: no sweep is there, or it had not begun.
+            ValueError: no sweep is there, it had not begun, or it was moved before all trials had begun.
         """
         folder = folder.absolute()
-        before = SweepResults.read(folder)
+        record, before = read_record(folder), SweepResults.read(folder)
+        begun, undrawn = Path(record["folder"]), before.num_trials - len(before.rows)
+        if undrawn and begun.resolve() != folder.resolve():
+            raise ValueError(
+                f"the sweep {folder} was begun in {begun}, where Tune would put the {undrawn} trials that "
+                f"have not begun; move it back there, or make a link: ln -s {folder} {begun}"
+            )
+        # Tune saves placeholders for what is no plain number or text, and trials yet to be drawn need what they stand
+        # for. With it, those that there are get their first parameters back; all trials of a population are there.
+        space = None if record["scheduler"] == "pbt" else read_space(folder)
         set_up_tune()
-        tuner = tune.Tuner.restore(str(folder / TRIALS), SweepTrial, resume_unfinished=True, resume_errored=True)
+        tuner = tune.Tuner.restore(
+            str(folder / TRIALS),
+            SweepTrial,
+            resume_unfinished=True,
+            resume_errored=True,
+            param_space=space,
+        )
         return _fit(tuner, _Running(folder, before.parameters, before.steps, watch))
 
 

@@ -24,7 +24,10 @@ NOT_SERVED: dict[str, tuple[Any, str]] = {
     "use_gae": (True, "advantages are always GAE's; lambda_=1 gives the returns minus the values"),
     "use_kl_loss": (False, "the loss has no KL term in this version; clip_param bounds the step"),
     "torch_skip_nan_gradients": (False, "a minibatch with a non-finite loss or gradient is always skipped by everyone"),
-    "restart_failed_sub_environments": (False, "a failed environment ends the run in this version"),
+    "restart_failed_sub_environments": (
+        False,
+        "restart_failed_env_runners=True makes all environments of a runner anew when one has failed",
+    ),
     "framework_str": ("torch", "the learner is a torch learner"),
     "enable_rl_module_and_learner": (True, "only RLlib's new API stack is served"),
     "enable_env_runner_and_connector_v2": (True, "only RLlib's new API stack is served"),

@@ -7,8 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from ray import tune
+from ray.rllib.callbacks.callbacks import RLlibCallback
 
 from tests.cli.helpers import TINY, checkpoints, events, read_json, rows, thrust_rllib
+from thrust_rllib import JointPPO, JointPPOConfig
 from thrust_rllib.command_line import result_log, train
 from thrust_rllib.command_line.run_folder import RunFolder
 
@@ -29,17 +32,33 @@ def breaks(how, at, marker=None):
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("runners", [0, 1])
+@pytest.mark.parametrize("runners", [0, pytest.param(1, marks=pytest.mark.slow_checkpoints)])
 def test_an_environment_that_raises_once(ray_session, tmp_path, runners):
-    """Step 150 is in the third iteration; its error comes while sampling, so that the first two are kept."""
+    """Step 150 is in the third iteration: the environment is made anew, and the run goes on."""
     folder = tmp_path / "run"
     code, out, err = thrust_rllib(
         "train", ENV, *ONE_ENV, "--runners", runners, "--iterations", 4, *breaks("raise", 150, tmp_path / "marker"),
         "--output", folder,
     )  # fmt: skip
+    assert code == 0, err
+    assert "warning: environment 'tests.cli.breaking_env:Breaking' failed in step" in out
+    assert f"(runner {runners}): " in out and "OSError: the simulator lost its connection" in out
+    assert out.count("it is made anew (1 of 3 failures") == 1
+    assert checkpoints(folder) == ["iteration_000004"] and iterations(folder) == [1, 2, 3, 4]
+    assert [row.get("env_runners/num_env_restarts") for row in rows(folder)] == ["", "", "1", "1"]
+
+
+@pytest.mark.timeout(120)
+def test_an_environment_that_may_not_raise(ray_session, tmp_path):
+    """Its error comes while sampling the third iteration, so that the first two are kept."""
+    folder = tmp_path / "run"
+    code, out, err = thrust_rllib(
+        "train", ENV, *ONE_ENV, "--iterations", 4, *breaks("raise", 150, tmp_path / "marker"),
+        "--set", "restart_failed_env_runners=False", "--output", folder,
+    )  # fmt: skip
     assert code == 1 and "Traceback" not in err
     assert "environment 'tests.cli.breaking_env:Breaking' failed in step" in err
-    assert f"(runner {runners}): " in err and "OSError: the simulator lost its connection" in err
+    assert "OSError: the simulator lost its connection" in err and "made anew" not in err
     assert "failed: 2 iterations" in out and f"thrust-rllib train --resume {folder}\n" in out
     assert checkpoints(folder) == ["iteration_000002"] and iterations(folder) == [1, 2]
     code, out, err = thrust_rllib("train", "--resume", folder)
@@ -51,20 +70,23 @@ def test_an_environment_that_raises_once(ray_session, tmp_path, runners):
 @pytest.mark.slow_checkpoints
 def test_an_environment_that_always_raises(ray_session, tmp_path):
     folder = tmp_path / "run"
-    arguments = ["train", ENV, *ONE_ENV, "--runners", 1, "--iterations", 4]
+    arguments = ["train", ENV, *ONE_ENV, "--runners", 1, "--iterations", 20]
     code, out, err = thrust_rllib(*arguments, *breaks("raise", 3), "--output", tmp_path / "first")
     assert code == 1 and "the simulator lost its connection" in err and "failed in the first iteration" in out
+    assert "it was made anew 3 times before, and failed 4 times in the last 4 calls to sample" in err
     assert "none was written" in out and "--resume" not in out
-    code, _, err = thrust_rllib(*arguments, *breaks("raise", 100), "--output", folder)
-    assert code == 1 and checkpoints(folder) == ["iteration_000001"]
-    for _ in range(2):  # a new environment lives for 100 steps, too
-        code, out, err = thrust_rllib("train", "--resume", folder)
-        assert code == 1 and "the simulator lost its connection" in err
-    assert checkpoints(folder) == ["iteration_000001", "iteration_000002", "iteration_000003"]
-    assert iterations(folder) == [1, 2, 3]
+    code, _, err = thrust_rllib(*arguments, *breaks("raise", 100), "--output", folder)  # in every second iteration
+    assert code == 1 and "it was made anew 3 times before" in err
+    done = iterations(folder)
+    assert 3 <= len(done) <= 8 and checkpoints(folder) == [f"iteration_{done[-1]:06}"]
+    code, _, err = thrust_rllib("train", "--resume", folder)
+    assert code == 1 and "the simulator lost its connection" in err
+    more = iterations(folder)
+    assert more[: len(done)] == done and len(more) > len(done) and checkpoints(folder)[-1] == f"iteration_{more[-1]:06}"
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.slow_checkpoints
 def test_an_environment_that_no_runner_can_build(ray_session, tmp_path):
     code, _, err = thrust_rllib(
         "train", ENV, *ONE_ENV, "--runners", 1, "-e", f"alone_in={os.getpid()}", "--output", tmp_path / "run"
@@ -193,6 +215,52 @@ def test_a_killed_learner(between_iterations, ray_session, tmp_path):
     code, out, err = thrust_rllib("train", "--resume", folder)
     assert code == 0, out + err
     assert "goes on from iteration 2" in out and iterations(folder) == [1, 2, 3, 4, 5]
+
+
+class KillsALearner(RLlibCallback):
+    """Behind iteration 3, once: where there is no marker yet."""
+
+    def on_train_result(self, *, algorithm, result, **kwargs):
+        marker = Path(algorithm.config.env_config["marker"])
+        if algorithm.iteration == 3 and not marker.exists():
+            marker.touch()
+            kill("learner_group", 1)(algorithm)
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.slow_checkpoints
+@pytest.mark.parametrize("max_failures", [0, 1])
+def test_a_killed_learner_in_tune(ray_session, tmp_path, max_failures):
+    """With `max_failures` the trial goes on from its last checkpoint, without it ends with an error that says which."""
+    config = (
+        JointPPOConfig()
+        .environment(ENV, env_config={"at": -1, "marker": str(tmp_path / "marker")})
+        .env_runners(num_envs_per_env_runner=1)
+        .learners(num_learners=2)
+        .training(train_batch_size_per_learner=32, minibatch_size=32, num_epochs=1, lr=1e-3)
+        .debugging(seed=1)
+        .callbacks(KillsALearner)
+    )
+    run = tune.RunConfig(
+        name="killed", storage_path=str(tmp_path), verbose=0, stop={"training_iteration": 5},
+        failure_config=tune.FailureConfig(max_failures=max_failures),
+        checkpoint_config=tune.CheckpointConfig(checkpoint_frequency=2, checkpoint_at_end=True),
+    )  # fmt: skip
+    (result,) = tune.Tuner(JointPPO, param_space=config, run_config=run).fit()
+    (folder,) = [path for path in (tmp_path / "killed").iterdir() if path.is_dir()]
+    assert (tmp_path / "marker").exists()
+    assert "learner 1 of 2 failed" in (folder / "error.txt").read_text()
+    reached = iterations(folder)
+    if max_failures:
+        assert result.error is None and reached == [1, 2, 3, 3, 4, 5]
+        assert result.metrics["num_env_steps_sampled_lifetime"] == 5 * 64
+    else:
+        assert "learner 1 of 2 failed" in str(result.error) and reached == [1, 2, 3]
+    saved = JointPPO.from_checkpoint(result.checkpoint.path)
+    try:
+        assert saved.iteration == (5 if max_failures else 2)
+    finally:
+        saved.stop()
 
 
 # -------------------------------------------------------------------------------------------------------- the disk

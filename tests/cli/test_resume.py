@@ -3,13 +3,17 @@
 import json
 import os
 import pickle
+import re
+import shutil
 import signal
+import struct
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 import tree
+from tensorboardX.record_writer import masked_crc32c
 
 from tests.cli.helpers import TINY, checkpoints, events, read_json, rows, thrust_rllib
 from tests.support import largest_difference
@@ -40,6 +44,14 @@ def iterations(folder):
     return [int(row["training_iteration"]) for row in rows(folder)]
 
 
+def policy_loss_steps(folder):
+    """The environment steps at which TensorBoard has the policy's loss."""
+    tag = "ray/tune/learners/agent_0/policy_loss"
+    found = [e.step for path in folder.glob("events.*") for e in events(path)
+             if any(v.tag == tag for v in e.summary.value)]  # fmt: skip
+    return sorted(found)
+
+
 def assert_the_same_run(folder, straight, until, first=1):
     """Every iteration once, and the same numbers in all of them as in the run that was never stopped."""
     assert iterations(folder) == list(range(1, until + 1))
@@ -49,10 +61,7 @@ def assert_the_same_run(folder, straight, until, first=1):
         assert [row[name] for row in rows(folder)] == [row[name] for row in rows(straight)], name
     seconds = [float(row["time_total_s"]) for row in rows(folder)]
     assert all(np.diff(seconds) > 0)
-    tag = "ray/tune/learners/agent_0/policy_loss"
-    steps = [e.step for path in sorted(folder.glob("events.*")) for e in events(path)
-             if any(v.tag == tag for v in e.summary.value)]  # fmt: skip
-    assert sorted(steps) == [64 * k for k in range(first, until + 1)]
+    assert policy_loss_steps(folder) == [64 * k for k in range(first, until + 1)]
     assert weights(folder, until).keys() == weights(straight, until).keys() and weights(folder, until)
     assert largest_difference(weights(folder, until), weights(straight, until)) == 0
     assert largest_difference(optimizers(folder, until), optimizers(straight, until)) == 0
@@ -80,6 +89,31 @@ def test_a_run_that_was_stopped_and_resumed_is_the_run_that_was_not(straight, st
     assert [line.split()[1] for line in out.splitlines() if line.startswith("iteration ")] == ["4/6", "5/6", "6/6"]
     assert checkpoints(folder) == ["iteration_000003", "iteration_000006"]
     assert_the_same_run(folder, straight, 6)
+
+
+def test_bucket_brigade_stopped_after_five_of_ten_iterations(ray_session, tmp_path):
+    """An environment with a state of its own, moments of observations and a coupling: to the bit all the same."""
+    arguments = [
+        "bucket_brigade", "--batch", 128, "--minibatch", 64, "--envs-per-runner", 2, "--seed", 3, "--lr", 0.001,
+        "--redundancy", 0.1, "--normalize-observations", "--eval-episodes", 0,
+    ]  # fmt: skip
+    straight, stopped = tmp_path / "straight", tmp_path / "stopped"
+    train(*arguments, "--iterations", 10, "--output", straight)
+    train(*arguments, "--iterations", 5, "--output", stopped)
+    train("--resume", stopped, "--iterations", 10)
+    assert weights(stopped, 5).keys() == weights(straight, 10).keys() and len(weights(straight, 10)) > 1
+    assert largest_difference(weights(stopped, 10), weights(straight, 10)) == 0
+    assert largest_difference(optimizers(stopped, 10), optimizers(straight, 10)) == 0
+    assert largest_difference(weights(stopped, 5), weights(straight, 10)) > 0
+    columns = [name for name in rows(straight)[0] if TRAINED.match(name)]
+    assert len(columns) > 60 and sum("policy_loss" in name for name in columns) == len(weights(straight, 10))
+    for name in columns:
+        assert [row[name] for row in rows(stopped)] == [row[name] for row in rows(straight)], name
+
+
+TRAINED = re.compile(
+    "timesteps_total|learners/(?!.*time)|env_runners/(episode_(return|len)|agent_|module_|num_(?!.*throughput))"
+)
 
 
 def test_a_run_that_differs_is_told_apart(straight, stopped, ray_session, tmp_path):
@@ -156,7 +190,8 @@ def test_other_numbers_of_runners_and_learners(straight, ray_session, tmp_path):
     folder = tmp_path / "run"
     train(ENV, *RUN, "--iterations", 3, "--output", folder)
     train("--resume", folder, "--iterations", 4, "--runners", 2)
-    train("--resume", folder, "--iterations", 5, "--learners", 2, "--runners", 1)
+    out, _ = train("--resume", folder, "--iterations", 5, "--learners", 2, "--runners", 1)
+    assert "an iteration has 128 environment steps from now on, 64 before" in out
     train("--resume", folder, "--iterations", 6, "--learners", 0, "--runners", 0)
     assert iterations(folder) == [1, 2, 3, 4, 5, 6]
     # Two learners take their batches together.
@@ -304,8 +339,6 @@ def test_only_half_a_checkpoint(tmp_path, straight):
 
 
 def copy_of(straight, tmp_path):
-    import shutil
-
     return shutil.copytree(straight, tmp_path / "copy")
 
 
@@ -314,6 +347,20 @@ def test_a_checkpoint_elsewhere(tmp_path, straight):
     (folder / "config.json").unlink()
     _, err = train("--resume", folder, "--iterations", 9, code=2)
     assert "lies in no run folder" in err and "JointPPO.from_checkpoint" in err
+
+
+def test_paths_as_people_type_them(ray_session, tmp_path, straight, monkeypatch):
+    folder = copy_of(straight, tmp_path)
+    folder = folder.rename(tmp_path / "moved")
+    (tmp_path / "link").symlink_to(folder)
+    for number, (where, path) in enumerate(
+        [(".", "moved/"), ("moved/checkpoints", ".."), ("moved/checkpoints", "iteration_000008"), (".", "link")],
+        start=7,
+    ):
+        monkeypatch.chdir(tmp_path / where)
+        out, _ = train("--resume", path, "--iterations", number, "--eval-episodes", 0)
+        assert f"goes on from iteration {number - 1}:" in out and "/.." not in out
+    assert iterations(folder) == list(range(1, 11))
 
 
 def test_another_version(tmp_path, straight):
@@ -339,6 +386,67 @@ def test_a_checkpoint_that_is_broken(tmp_path, straight):
     assert "iteration_000006 cannot be read" in err and "iteration_…" in err
     out, _ = train("--resume", folder / "checkpoints" / "iteration_000003", "--iterations", 4)
     assert "goes on from iteration 3" in out
+
+
+@pytest.mark.parametrize(
+    "part", ["learner_group", "learner_group/learner/rl_module/agent_1", "env_runner/env_to_module_connector"]
+)
+def test_a_checkpoint_that_lacks_a_folder(tmp_path, straight, part):
+    """RLlib would go on with what it has built, untrained."""
+    folder = copy_of(straight, tmp_path)
+    shutil.rmtree(folder / "checkpoints" / "iteration_000006" / part)
+    _, err = train("--resume", folder, "--iterations", 7, code=2)
+    assert "iteration_000006 cannot be restored: it lacks" in err and "Take an earlier one of" in err
+    assert part.rpartition("/")[2] in err or part == "learner_group"
+    assert iterations(folder) == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("entry", ["environment", "limit", "run", "resumed", "versions"])
+def test_a_config_file_with_something_else_in_it(tmp_path, straight, entry):
+    folder = copy_of(straight, tmp_path)
+    (folder / "config.json").write_text(json.dumps(read_json(folder / "config.json") | {entry: 3}))
+    _, err = train("--resume", folder, "--iterations", 7, code=2)
+    assert f"config.json cannot be read: '{entry}' is 3; needed: what the run wrote there" in err
+
+
+def cut(folder):
+    file = folder / "progress.csv"
+    file.write_bytes(file.read_bytes()[:-9])
+
+
+DAMAGE = {
+    "the last line of the table is cut off": cut,
+    "the table is gone": lambda folder: (folder / "progress.csv").unlink(),
+    "the table ends in zeros": lambda folder: append(folder / "progress.csv", bytes(300)),
+    "a line of the table is no text": lambda folder: append(folder / "progress.csv", b"\xff\xfe\n"),
+    "a quotation mark in the table is not closed": lambda folder: append(
+        folder / "progress.csv", b'"' + b"1" * 200_000 + b"\n"
+    ),
+    "result.json is longer": lambda folder: append(folder / "result.json", b'{"training_iteration": 7}\n{"training_it'),
+    "events end in zeros": lambda folder: append(next(folder.glob("events.*")), bytes(300)),
+    "events end in something else": lambda folder: append(next(folder.glob("events.*")), A_HEADER + b"\xff" * 30),
+}
+A_HEADER = struct.pack("<Q", 16) + struct.pack("<I", masked_crc32c(struct.pack("<Q", 16)))
+
+
+def append(path, data):
+    with path.open("ab") as file:
+        file.write(data)
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_results_that_are_damaged(ray_session, tmp_path, straight, damage):
+    """Power has failed, or the disk was full when the run was killed: what one file lacks comes from the other."""
+    folder = copy_of(straight, tmp_path)
+    DAMAGE[damage](folder)
+    train("--resume", folder, "--iterations", 7, "--eval-episodes", 0)
+    assert iterations(folder) == [1, 2, 3, 4, 5, 6, 7]
+    assert float(rows(folder)[-1]["timesteps_total"]) == 448
+    for row, before in zip(rows(folder), rows(straight), strict=False):
+        assert {name: value for name, value in row.items() if value} == {n: v for n, v in before.items() if v}
+    json_lines = [json.loads(line) for line in (folder / "result.json").read_text().splitlines()]
+    assert [line["training_iteration"] for line in json_lines] == [1, 2, 3, 4, 5, 6, 7]
+    assert policy_loss_steps(folder) == [64 * k for k in range(1, 8)]
 
 
 def test_an_environment_that_is_gone(ray_session, tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ only, and the thread that writes events dies of an error, after which the run wa
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -75,12 +76,13 @@ class ResultLog:
 
     def cut_behind(self, iteration: int) -> None:
         """Leaves out what lies behind an iteration, that of a checkpoint; and lines that were cut off."""
-        rows = [row for row in read_table(self._folder) if 0 < iteration_of(row) <= iteration]
-        _replace(self._folder / PROGRESS_FILE, _as_csv(list(rows[0]), rows, header=True) if rows else b"")
+        rows = [row for row in read_results(self._folder) if iteration_of(row) <= iteration]
+        columns = list(dict.fromkeys(name for row in rows for name in row))
+        _replace(self._folder / PROGRESS_FILE, _as_csv(columns, rows, header=True) if rows else b"")
         lines = [line for line in _lines(self._folder / RESULT_FILE) if 0 < iteration_of(_parsed(line)) <= iteration]
         _replace(self._folder / RESULT_FILE, b"".join(lines))
         steps = int(float(rows[-1].get(_STEPS) or 0)) if rows else 0
-        for path in self._folder.glob(f"{EVENTS}*"):
+        for path in self._folder.glob(f"{EVENTS}*") if rows else ():
             _replace(path, b"".join(record for step, record in _events(path) if step <= steps))
         self._files = (_Table(self._folder), _Lines(self._folder), _TensorBoard(self._folder))
 
@@ -90,8 +92,22 @@ def read_table(folder: Path) -> list[dict[str, str]]:
     path = folder / PROGRESS_FILE
     text = path.read_bytes().decode("utf-8", errors="replace") if path.is_file() else ""
     whole = text if text.endswith("\n") else text[: text.rfind("\n") + 1]
-    rows = csv.DictReader(io.StringIO(whole, newline=""))
+    rows: list[dict[str, str]] = []
+    with contextlib.suppress(csv.Error):  # what stands behind a quotation mark that is never closed
+        rows.extend(csv.DictReader(io.StringIO(whole, newline="")))
     return [row for row in rows if None not in row and None not in row.values()]
+
+
+def read_results(folder: Path) -> list[dict[str, Any]]:
+    """The rows of a run's `progress.csv` in order; one that it lacks, cut off by a full disk, say, of `result.json`."""
+    from ray.tune.utils import flatten_dict
+
+    rows: dict[int, dict[str, Any]] = {iteration_of(row): row for row in read_table(folder)}
+    for line in _lines(folder / RESULT_FILE):
+        result = _parsed(line)
+        if iteration_of(result) not in rows:
+            rows[iteration_of(result)] = flatten_dict(dict(result), delimiter="/")
+    return [rows[number] for number in sorted(rows) if number > 0]
 
 
 def iteration_of(row: Mapping[str, Any]) -> int:
@@ -110,7 +126,7 @@ class _Table:
         self._waiting: list[Mapping[str, Any]] = []
         self._columns: list[str] = []
         if self._path.is_file():
-            with self._path.open(newline="", encoding="utf-8") as file:
+            with self._path.open(newline="", encoding="utf-8", errors="replace") as file:
                 self._columns = next(csv.reader(file), [])
 
     def add(self, result: Mapping[str, Any], flat: Mapping[str, Any]) -> None:
@@ -222,16 +238,21 @@ def _as_record(event: Any) -> bytes:
 
 
 def _events(path: Path) -> Iterator[tuple[int, bytes]]:
-    """(step, record) of each whole event."""
+    """(step, record) of each event, up to one that is cut off or damaged: TensorBoard, too, reads no further."""
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
     from tensorboardX.proto.event_pb2 import Event
+    from tensorboardX.record_writer import masked_crc32c
 
     data, start = path.read_bytes(), 0
     while start + _HEADER.size <= len(data):
-        (length, _) = _HEADER.unpack_from(data, start)
+        length, checksum = _HEADER.unpack_from(data, start)
         end = start + _HEADER.size + length + _CHECKSUM.size
-        if end > len(data):
+        if end > len(data) or checksum != masked_crc32c(struct.pack("<Q", length)):
             return
-        event = Event.FromString(data[start + _HEADER.size : end - _CHECKSUM.size])
+        try:
+            event = Event.FromString(data[start + _HEADER.size : end - _CHECKSUM.size])
+        except DecodeError:
+            return
         yield int(event.step), data[start:end]
         start = end
 

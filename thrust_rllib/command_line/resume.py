@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import os
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
@@ -22,13 +24,15 @@ from thrust_rllib.command_line.options import (
     recipe_lr,
     set_evaluation,
 )
-from thrust_rllib.command_line.result_log import iteration_of, read_table
+from thrust_rllib.command_line.result_log import iteration_of, read_results
 from thrust_rllib.command_line.run_folder import CHECKPOINTS, CONFIG_FILE, iteration_of_checkpoint
 from thrust_rllib.command_line.run_record import changes, installed_versions, origin, run_record
 from thrust_rllib.command_line.training_progress import SECONDS_PER_MINUTE, Limit
 
 if TYPE_CHECKING:
     from thrust_rllib.config import JointPPOConfig
+
+logger = logging.getLogger(__name__)
 
 BESIDE = (
     "resume", "iterations", "steps", "minutes", "runners", "learners", "threads", "address", "lr", "critic_lr",
@@ -52,6 +56,8 @@ FIXED = (
 OWN_OPTIONS = ("threads", "address", "checkpoint_every", "eval_episodes")
 """Options of `thrust-rllib train` that are no options of `JointPPOConfig`, as `config.json` names them."""
 RECIPE_LR = "lr_of_recipe"
+ENTRIES = {"environment": dict, "limit": dict, "run": dict, "resumed": list, "versions": dict}
+"""Of `config.json`, where they are there."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +90,10 @@ def find_run(path: Path) -> FoundRun:
     Raises:
         ValueError: no run, no checkpoint in it, or one that another version has written.
     """
-    checkpoint = find_checkpoint(path)
-    folder = path if checkpoint.resolve() != path.resolve() else checkpoint.resolve().parent.parent
+    checkpoint, folder = find_checkpoint(path), Path(os.path.abspath(path))
+    if checkpoint == path:
+        checkpoint = path.resolve()
+        folder = checkpoint.parent.parent
     file = folder / CONFIG_FILE
     if not file.is_file() or checkpoint.parent.name != CHECKPOINTS or not checkpoint.name[-1].isdigit():
         raise ValueError(
@@ -96,11 +104,14 @@ def find_run(path: Path) -> FoundRun:
         record = json.loads(file.read_text("utf-8"))
         if not isinstance(record, dict):
             raise ValueError(f"it holds {type(record).__name__}")
+        for name, kind in ENTRIES.items():
+            if not isinstance(record.get(name, kind()), kind):
+                raise ValueError(f"{name!r} is {record[name]!r}")
     except ValueError as error:
         raise ValueError(f"--resume {path}: {file} cannot be read: {error}; needed: what the run wrote there") from None
     _check_versions(folder, record)
     last = {}
-    for row in read_table(folder):
+    for row in read_results(folder):
         if iteration_of(row) == iteration_of_checkpoint(checkpoint):
             last = row
     steps, seconds = (float(last.get(name) or 0) for name in ("timesteps_total", "time_total_s"))
@@ -199,7 +210,7 @@ def resumed_config(options: TrainOptions, found: FoundRun, limit: Limit) -> tupl
     """
     config = _saved_config(found)
     before = run_record(config)["options"]
-    old_limit, critic_lr = _old_limit(found), config.critic_lr
+    old_limit, critic_lr, batch = _old_limit(found), config.critic_lr, config.total_train_batch_size
     follows_recipe = bool(found.record.get("run", {}).get(RECIPE_LR)) and not gives_lr(options)
     if options.eval_episodes not in (None, _own_options(found).get("eval_episodes")):
         set_evaluation(config, options.eval_episodes)
@@ -212,6 +223,11 @@ def resumed_config(options: TrainOptions, found: FoundRun, limit: Limit) -> tupl
     if follows_recipe and (limit.kind != "minutes" or old_limit.kind == "minutes"):
         config.training(lr=recipe_lr(limit, config))
     config.validate()
+    if config.total_train_batch_size != batch:
+        logger.warning(
+            "an iteration has %d environment steps from now on, %d before: each learner takes %d",
+            config.total_train_batch_size, batch, config.train_batch_size_per_learner,
+        )  # fmt: skip
     _check_learns(config, found)
     return config, _record(options, found, limit, before, run_record(config), follows_recipe)
 

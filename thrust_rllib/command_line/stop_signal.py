@@ -1,4 +1,4 @@
-"""Ctrl-C while a run goes on."""
+"""Ctrl-C while a run goes on, and a terminal that is closed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ if TYPE_CHECKING:
 
 
 class StopSignal:
-    """Ctrl-C or SIGTERM: the first sets `requested`, the second raises `KeyboardInterrupt`.
+    """Ctrl-C, SIGTERM or SIGHUP: the first sets `requested`, a second Ctrl-C or SIGTERM raises `KeyboardInterrupt`.
+
+    A terminal that is closed may send more than one SIGHUP. Where it is ignored, by `nohup`, say, it stays so.
 
     A context manager; install it after `ray.init`, which has a SIGTERM handler of its own.
     """
@@ -22,7 +24,9 @@ class StopSignal:
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> StopSignal:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+                continue
             self._previous[number] = signal.signal(number, self._handle)
         return self
 
@@ -32,6 +36,8 @@ class StopSignal:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.requested:
+            if number == signal.SIGHUP:
+                return
             raise KeyboardInterrupt
         self.requested = True
         self._view.message("stopping after this iteration, with a checkpoint (again to stop at once)")

@@ -11,6 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
+from thrust_rllib.command_line.lasting_output import lasting_output
 from thrust_rllib.command_line.messages import print_end, print_error, unsaved_text
 from thrust_rllib.command_line.options import TrainOptions, build_config, choose_limit, gives_lr, parse_pairs
 from thrust_rllib.command_line.progress_view import LiveView, PlainView, View, ViewHandler
@@ -38,6 +39,7 @@ from thrust_rllib.command_line.training_run import (
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
 
+@lasting_output()
 def run(options: TrainOptions) -> int:
     """Trains, with all messages; returns the exit code."""
     console = Console()

@@ -10,7 +10,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,7 +39,7 @@ class Outcome:
         checkpoint: the last one.
         plot: the learning curves.
         evaluation: results of the evaluation at the end, and whether its actions were "sampled" (or greedy).
-        interrupted: by Ctrl-C or SIGTERM.
+        interrupted: by Ctrl-C, SIGTERM or SIGHUP.
         at_once: by a second one, which left the rest undone.
         error: what failed while it ran.
         stop_reason: why the training itself ended before its limit.
@@ -160,6 +160,11 @@ def restore(algo: Any, found: FoundRun) -> None:
     Raises:
         ValueError: it does not fit, or cannot be read.
     """
+    if missing := _missing_in(found.checkpoint, algo.config.policies):
+        raise ValueError(
+            f"the checkpoint {found.checkpoint} cannot be restored: it lacks {', '.join(missing)}. Take an earlier one "
+            f"of {found.checkpoint.parent}"
+        )
     try:
         algo.restore_from_path(str(found.checkpoint.absolute()))
     except Exception as error:
@@ -171,6 +176,16 @@ def restore(algo: Any, found: FoundRun) -> None:
         raise ValueError(
             f"the checkpoint {found.checkpoint} is one of iteration {algo.iteration}: give it its own name back"
         )
+
+
+def _missing_in(checkpoint: Path, modules: Iterable[str]) -> list[str]:
+    """Folders that RLlib passes over where they are not there: what they hold would stay as it was built."""
+    needed = [f"learner_group/learner/rl_module/{name}" for name in sorted(modules)]
+    missing = [name for name in needed if not (checkpoint / name).is_dir()]
+    connectors = "env_to_module_connector"  # with a local runner they are a part of it
+    if not any((checkpoint / place / connectors).is_dir() for place in (".", "env_runner")):
+        missing.append(connectors)
+    return missing
 
 
 def run_training(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 from abc import abstractmethod
@@ -30,11 +31,13 @@ from ray.rllib.utils.typing import ResultDict
 from thrust_rllib.connectors.carry_over import rebuilt
 from thrust_rllib.connectors.observation_normalizer import ObservationNormalizer
 from thrust_rllib.joint_batch import AgentID, ModuleID
+from thrust_rllib.sampling.env_restarts import EnvironmentFailed, EnvRestarts
 from thrust_rllib.sampling.episode_statistics import EpisodeStatistics
 from thrust_rllib.sampling.runner_state import sampling_state, seed_generators, set_sampling_state
 
 logger = logging.getLogger(__name__)
 
+NUM_ENV_RESTARTS = "num_env_restarts"
 COMPONENT_SAMPLING = "sampling"
 """Component of a runner's state that is there when it is asked for by name: what it is in the middle of."""
 PER_MODULE_METRICS = EPISODE_MODULE_RETURN_MEAN, NUM_MODULE_STEPS_SAMPLED, NUM_MODULE_STEPS_SAMPLED_LIFETIME
@@ -151,8 +154,8 @@ class TeamRunner(MultiAgentEnvRunner):
     def _env_name(self) -> str:
         return self.config.env_spec.name if self.config.env_spec else str(self.config.env)
 
-    def _failure(self, moment: str, error: Exception) -> RuntimeError:
-        return RuntimeError(
+    def _failure(self, moment: str, error: Exception) -> EnvironmentFailed:
+        return EnvironmentFailed(
             f"environment {self._env_name!r} failed in {moment} (runner {self.worker_index or 0}): "
             f"{type(error).__name__}: {error}"
         )
@@ -188,12 +191,40 @@ class TeamRunner(MultiAgentEnvRunner):
 
     @override(MultiAgentEnvRunner)
     def sample(self, **kwargs: Any) -> Any:
-        """As RLlib's; after an error or an interrupt the next call begins with a reset."""
+        """As RLlib's; after an error or an interrupt the next call begins with a reset.
+
+        With `restart_failed_env_runners` environments that fail are made anew, and what was sampled in this call is
+        lost.
+
+        Raises:
+            EnvironmentFailed: they fail again and again, see `EnvRestarts`.
+        """
+        while True:
+            try:
+                sampled = super().sample(**kwargs)
+            except EnvironmentFailed as error:
+                self.env_restarts.failed(error)
+                self._make_env_anew()
+            except BaseException:
+                self._needs_initial_reset = True  # what was left in the middle of a step cannot go on
+                raise
+            else:
+                self.env_restarts.succeeded()
+                return sampled
+
+    @functools.cached_property
+    def env_restarts(self) -> EnvRestarts:
+        """How often environments have failed."""
+        return EnvRestarts(self.config.restart_failed_env_runners)
+
+    def _make_env_anew(self) -> None:
+        finished = self._statistics.get_finished()
         try:
-            return super().sample(**kwargs)
-        except BaseException:
-            self._needs_initial_reset = True  # what was left in the middle of a step cannot go on
-            raise
+            self.make_env()
+        except Exception as error:
+            raise self._failure("being made anew", error) from error
+        self._statistics.set_finished(finished)
+        self.metrics.log_value(NUM_ENV_RESTARTS, 1, reduce="lifetime_sum")
 
     # --- state ----------------------------------------------------------------------------------------------------
 
