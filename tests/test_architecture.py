@@ -35,7 +35,7 @@ LAYERS: dict[str, list[str]] = {
         "runner_states", "algorithm_state", "warm_start", "team_algorithm", "algorithm", "registration",
     ],
     "runs": ["confidence", "recipes", "evaluation", "baselines", "trained_team", "team_features",
-        "search_space", "sweep_trial", "sweep_results", "sweeps",
+        "search_space", "sweep_trial", "sweep_results", "sweep_callbacks", "sweep_schedulers", "sweeps",
     ],
     "command line": ["command_line.", "reporting.", "report", "cli", "__main__"],
 }  # fmt: skip

@@ -15,45 +15,20 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from ray import cloudpickle, tune
 from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME
-from ray.tune.logger import CSVLoggerCallback, JsonLoggerCallback, LoggerCallback, TBXLoggerCallback
-from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, PopulationBasedTraining, TrialScheduler
-from ray.tune.search import BasicVariantGenerator, ConcurrencyLimiter
 
 from thrust_rllib.config import JointPPOConfig
 from thrust_rllib.resources import needed_cpus
-from thrust_rllib.search_space import KeepInRange, Parameter, corners, other_names, put
-from thrust_rllib.sweep_results import (
-    RECORD,
-    SPACE,
-    TRIALS,
-    SweepResults,
-    TrialRow,
-    log_result,
-    numbered,
-    read_record,
-    read_space,
-    trial_row,
-)
+from thrust_rllib.search_space import Parameter, corners, other_names, put
+from thrust_rllib.sweep_callbacks import Csv, Json, RunningSweep, TensorBoard, Watch, Watching
+from thrust_rllib.sweep_results import RECORD, SPACE, TRIALS, SweepResults, read_record, read_space
+from thrust_rllib.sweep_schedulers import MUTABLE, SCHEDULERS, SEARCHES, import_optuna, make_scheduler, make_search
 from thrust_rllib.sweep_trial import SCORE, SweepTrial
-
-SCHEDULERS = ("none", "asha", "pbt")
-SEARCHES = ("random", "grid", "optuna")
-MUTABLE = ("lr", "critic_lr", "entropy_coeff", "cross_agent_coeffs")
-"""What population based training changes in a running trial; the others are drawn once."""
-
-MUTATIONS = 10
-"""Times in a trial that population based training looks at it."""
-HALVINGS, REDUCTION = 2, 3
-"""ASHA looks at a trial after 1/9 and 1/3 of its steps and goes on with the better third."""
-
-Watch = Callable[[list[TrialRow]], None]
 
 
 @dataclass(frozen=True)
@@ -119,7 +94,7 @@ class Sweep:
         if self.scheduler == "pbt":
             self._check_population()
         if self.search == "optuna":
-            _import_optuna()
+            import_optuna()
         for values in corners(self.parameters):
             try:
                 self.at(values).validate()
@@ -147,6 +122,11 @@ class Sweep:
     def mutable(self) -> tuple[Parameter, ...]:
         """What changes within a trial of population based training."""
         return tuple(p for p in self.parameters if p.path[0] in MUTABLE)
+
+    @property
+    def _at_a_time(self) -> int:
+        # A population is there all at once: its trials take turns, and Ray's CPUs limit how many run.
+        return 0 if self.scheduler == "pbt" else self.concurrent
 
     def at(self, values: tuple[Any, ...]) -> JointPPOConfig:
         """A configuration with these values of the parameters."""
@@ -189,8 +169,10 @@ class Sweep:
                 metric=SCORE,
                 mode="max",
                 num_samples=self.trials or 1,
-                scheduler=self._scheduler(),
-                search_alg=self._search(),
+                scheduler=make_scheduler(self.scheduler, self.steps, self.mutable),
+                search_alg=make_search(
+                    self.search, self.parameters, self.num_trials, self._at_a_time, self.config.seed
+                ),
                 reuse_actors=True,
                 trial_name_creator=_trial_name,
                 trial_dirname_creator=_trial_name,
@@ -203,49 +185,11 @@ class Sweep:
                 checkpoint_config=tune.CheckpointConfig(
                     num_to_keep=4, checkpoint_frequency=self.checkpoint_every, checkpoint_at_end=True
                 ),
-                callbacks=[_Watching(), _Json(), _Csv(), _TensorBoard()],
+                callbacks=[Watching(), Json(), Csv(), TensorBoard()],
                 verbose=0,
             ),
         )
-        return _fit(tuner, _Running(folder, self.parameters, self.steps, watch))
-
-    def _scheduler(self) -> TrialScheduler:
-        if self.scheduler == "asha":
-            return ASHAScheduler(
-                time_attr=NUM_ENV_STEPS_SAMPLED_LIFETIME,
-                max_t=self.steps,
-                grace_period=max(1, self.steps // REDUCTION**HALVINGS),
-                reduction_factor=REDUCTION,
-            )
-        if self.scheduler == "pbt":
-            return PopulationBasedTraining(
-                time_attr=NUM_ENV_STEPS_SAMPLED_LIFETIME,
-                perturbation_interval=max(self.steps // MUTATIONS, 1),
-                hyperparam_mutations=put((p, p.mutations()) for p in self.mutable),
-                custom_explore_fn=KeepInRange(self.mutable),
-                log_config=False,
-                # Otherwise a trial that is ahead takes over the same checkpoint again and again, and goes back to it.
-                synch=True,
-            )
-        return FIFOScheduler()
-
-    def _search(self) -> Any:
-        if self.search == "optuna":
-            optuna = _import_optuna()
-            from ray.tune.search.optuna import OptunaSearch
-
-            # TPE begins with random trials: with its default of ten a small sweep would have no others.
-            begin = min(10, max(2, self.num_trials // 3))
-            search = OptunaSearch(
-                OptunaSearch.convert_search_space(put((p, p.domain()) for p in self.parameters)),
-                metric=SCORE,
-                mode="max",
-                sampler=optuna.samplers.TPESampler(seed=self.config.seed, n_startup_trials=begin),
-            )
-            return ConcurrencyLimiter(search, self.concurrent)
-        # A population is there all at once: its trials take turns, and Ray's CPUs limit how many run.
-        limit = 0 if self.scheduler == "pbt" else self.concurrent
-        return BasicVariantGenerator(max_concurrent=limit, random_state=self.config.seed)
+        return _fit(tuner, RunningSweep(folder, self.parameters, self.steps, watch))
 
     @staticmethod
     def resume(folder: Path, watch: Watch | None = None) -> SweepResults:
@@ -273,7 +217,7 @@ class Sweep:
             resume_errored=True,
             param_space=space,
         )
-        return _fit(tuner, _Running(folder, before.parameters, before.steps, watch))
+        return _fit(tuner, RunningSweep(folder, before.parameters, before.steps, watch))
 
 
 def cpus_per_trial(config: JointPPOConfig) -> float:
@@ -289,65 +233,15 @@ def set_up_tune() -> None:
     os.environ.setdefault("TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S", "0")
 
 
-def _fit(tuner: tune.Tuner, running: _Running) -> SweepResults:
-    _Watching.running = running
+def _fit(tuner: tune.Tuner, running: RunningSweep) -> SweepResults:
+    Watching.running = running
     try:
         tuner.fit()
     finally:
-        _Watching.running = None
+        Watching.running = None
     results = SweepResults.read(running.folder)
     results.write()
     return results
-
-
-@dataclass(frozen=True)
-class _Running:
-    """The sweep that runs in this process."""
-
-    folder: Path
-    parameters: tuple[Parameter, ...]
-    steps: int
-    watch: Watch | None
-
-
-class _Watching(tune.Callback):
-    """Hears from Tune. An instance is saved with the experiment, so that what runs stands in the class."""
-
-    running: ClassVar[_Running | None] = None
-
-    def on_trial_result(
-        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
-    ) -> None:
-        """A trial has ended an iteration."""
-        if self.running is not None:
-            log_result(self.running.folder, trial, result, self.running.parameters)
-
-    def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
-        """Something may have happened."""
-        now = self.running
-        if now is not None and now.watch is not None:
-            now.watch([trial_row(k, trial, now.parameters, now.steps) for k, trial in numbered(trials)])
-
-
-class _ClosesFiles(LoggerCallback):
-    """Tune's loggers leave the files of trials open that an interruption ends."""
-
-    def on_experiment_end(self, trials: list[Any], **info: Any) -> None:
-        """Closes them."""
-        for trial in trials:
-            self.log_trial_end(trial)
-
-
-class _Json(_ClosesFiles, JsonLoggerCallback):
-    pass
-
-
-class _Csv(_ClosesFiles, CSVLoggerCallback):
-    pass
-
-
-class _TensorBoard(_ClosesFiles, TBXLoggerCallback):
-    pass
 
 
 def _trial_name(trial: Any) -> str:
@@ -357,12 +251,3 @@ def _trial_name(trial: Any) -> str:
 def _check_one_of(name: str, value: str, known: tuple[str, ...]) -> None:
     if value not in known:
         raise ValueError(f"{name} is {value!r}; needed: one of {', '.join(known)}")
-
-
-def _import_optuna() -> Any:
-    try:
-        import optuna
-    except ImportError as error:
-        raise ValueError("search optuna needs the package optuna: pip install 'thrust_rllib[tune]'") from error
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    return optuna

@@ -2,7 +2,9 @@
 
 import csv
 import json
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME
 
@@ -73,6 +75,23 @@ def test_a_restored_trial_steps_with_its_own_numbers_from_the_first_minibatch(ra
     assert first["update"] > 1  # it goes on from the donor's updates
     assert (first["lr"], first["entropy"], first["redundancy"]) == ([3e-3], [0.05], 2.0)
     assert all(line == first for line in lines(watch)[:2])
+
+
+@pytest.mark.parametrize("trial, alike", [("donor", True), ("clone", False)])
+def test_a_trial_that_takes_over_another_samples_with_numbers_of_its_own(ray_session, tmp_path, trial, alike):
+    donor = SweepTrial(tiny(lr=GOOD).to_dict())
+    donor.step()
+    donor.save_to_path(str(tmp_path / "donor" / "checkpoint_000000"))
+    clone = SweepTrial(tiny(lr=GOOD).to_dict())
+    try:
+        clone._storage = SimpleNamespace(trial_dir_name=trial)
+        clone.load_checkpoint(str(tmp_path / "donor" / "checkpoint_000000"))
+        one, other = (algo.env_runner.sample(num_timesteps=32)[0] for algo in (donor, clone))
+    finally:
+        donor.stop()
+        clone.stop()
+    first = next(iter(one.modules))
+    assert np.array_equal(one.modules[first].actions, other.modules[first].actions) == alike
 
 
 def test_a_process_becomes_another_trial_without_a_trace_of_the_first(ray_session):
