@@ -12,7 +12,7 @@ from ray.rllib.callbacks.callbacks import RLlibCallback
 
 from tests.cli.helpers import TINY, checkpoints, events, read_json, rows, thrust_rllib
 from thrust_rllib import JointPPO, JointPPOConfig
-from thrust_rllib.command_line import result_log, train
+from thrust_rllib.command_line import train, whole_writes
 from thrust_rllib.command_line.run_folder import RunFolder
 
 ENV = "tests.cli.breaking_env:Breaking"
@@ -309,7 +309,7 @@ def test_a_last_checkpoint_that_finds_no_room(ray_session, tmp_path, monkeypatch
 
 
 def test_results_that_find_no_room_are_written_later(ray_session, tmp_path, monkeypatch):
-    folder, write, calls = tmp_path / "run", result_log._write_all, []
+    folder, write, calls = tmp_path / "run", whole_writes._write_all, []
 
     def full(write_bytes, data):
         calls.append(len(data))
@@ -318,7 +318,7 @@ def test_results_that_find_no_room_are_written_later(ray_session, tmp_path, monk
             raise OSError(28, "No space left on device")
         write(write_bytes, data)
 
-    monkeypatch.setattr(result_log, "_write_all", full)
+    monkeypatch.setattr(whole_writes, "_write_all", full)
     code, out, err = thrust_rllib("train", ENV, *ONE_ENV, "--iterations", 5, "--output", folder)
     assert code == 0, err
     assert out.count("warning: results cannot be written") == 1

@@ -24,7 +24,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from thrust_rllib.command_line.result_log import EVENTS, PROGRESS_FILE, RESULT_FILE, ResultLog
+from thrust_rllib.command_line.event_log import EVENTS
+from thrust_rllib.command_line.result_log import PROGRESS_FILE, RESULT_FILE, ResultLog
 
 ALGORITHM_FILE = "rllib_checkpoint.json"  # RLlib's: in the folder of a checkpoint of a whole algorithm
 CONFIG_FILE = "config.json"
