@@ -176,3 +176,39 @@ def test_a_fresh_process_evaluates_the_checkpoint(interrupted):
     assert done.returncode == 0, done.stderr
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("RESULT")]
     assert line == f"RESULT {int(path.name[-6:])} 4 ['agent_0', 'agent_1']"
+
+
+RESTARTS = """
+import os, subprocess, sys
+from thrust_rllib.command_line.backend_lines import without_lines_of_restarts
+with without_lines_of_restarts():
+    os.write(2, b"E core.cc:1] Actor has constructor arguments in the object store and max_restarts > 0. And so on.\\n")
+    os.write(2, b"E core.cc:2] another\\n")
+    print("from Python", file=sys.stderr)
+os.write(2, b"behind: has constructor arguments in the object store and max_restarts > 0\\n")
+"""
+
+
+def test_what_ray_says_of_runners_that_may_be_restarted_is_left_out():
+    done = subprocess.run([sys.executable, "-c", RESTARTS], capture_output=True, text=True, timeout=60)
+    lines = done.stderr.splitlines()
+    assert lines[:2] == ["E core.cc:2] another", "from Python"] and lines[2].startswith("behind: ") and len(lines) == 3
+
+
+@pytest.mark.timeout(120)
+def test_a_run_with_remote_runners_says_nothing_of_rays(tmp_path):
+    command = [
+        sys.executable,
+        "-m",
+        "thrust_rllib",
+        "train",
+        "bucket_brigade",
+        *TINY,
+        "--runners",
+        "2",
+        "--iterations",
+        "1",
+    ]
+    done = subprocess.run([*command, "--output", str(tmp_path / "run")], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and done.stderr == ""
+    assert not [line for line in done.stdout.splitlines() if ".cc:" in line or "raylet" in line]

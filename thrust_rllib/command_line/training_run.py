@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from thrust_rllib.command_line.backend_lines import without_lines_of_restarts
 from thrust_rllib.command_line.run_folder import RAY_LOGGERS, RunFolder
 from thrust_rllib.command_line.stop_signal import StopSignal
 from thrust_rllib.command_line.training_progress import Limit, Progress
@@ -88,7 +89,6 @@ def start_ray(
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # silences a FutureWarning on every start
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # runners that may be restarted: a warning for each
     import ray
     import torch
 
@@ -142,7 +142,8 @@ def quieten_ray(level: int = logging.ERROR) -> None:
 @contextlib.contextmanager
 def build(config: JointPPOConfig) -> Iterator[Any]:
     """The algorithm; stopped at the end."""
-    algo = config.build_algo()
+    with without_lines_of_restarts():
+        algo = config.build_algo()
     # RLlib makes an empty folder in ~/ray_results for each algorithm, which nothing of ours uses.
     with contextlib.suppress(OSError):
         os.rmdir(algo.logdir)
