@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from thrust_rllib.command_line.checkpoints import find_checkpoint
-from thrust_rllib.command_line.messages import print_error
+from thrust_rllib.command_line.messages import EXIT_INTERRUPTED, EXIT_OK, exit_with, print_error
 from thrust_rllib.command_line.options import parse_pairs
 from thrust_rllib.command_line.run_record import origin, write_json
-from thrust_rllib.command_line.train import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
 from thrust_rllib.command_line.training_run import prepare_process, quieten_ray
 
 if TYPE_CHECKING:
@@ -56,10 +54,7 @@ def run(options: EvaluateOptions) -> int:
         print_error("nothing was written", prefix="stopped")
         return EXIT_INTERRUPTED
     except Exception as error:
-        if options.traceback:
-            traceback.print_exc()
-        print_error(error)
-        return EXIT_USAGE if isinstance(error, (ValueError, TypeError)) else EXIT_FAILED
+        return exit_with(error, options.traceback)
 
 
 def _check_new_file(option: str, path: Path | None, suffix: str) -> None:

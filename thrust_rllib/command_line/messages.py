@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import traceback
 
 from rich.console import Console, Group
 from rich.panel import Panel
@@ -22,6 +23,15 @@ OTHER_NAMES = {
     "<module>:<callable>": "a class or function of your own, e.g. my_package.my_env:MyEnv",
 }
 MAX_AGENTS_LISTED = 16
+EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
+
+
+def exit_with(error: Exception, show_traceback: bool) -> int:
+    """Tells an error; returns the exit code."""
+    if show_traceback:
+        traceback.print_exception(error)
+    print_error(error)
+    return EXIT_USAGE if isinstance(error, (ValueError, TypeError)) else EXIT_FAILED
 
 
 def print_envs(console: Console) -> None:

@@ -11,8 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from thrust_rllib.command_line.messages import print_error
-from thrust_rllib.command_line.train import EXIT_FAILED, EXIT_OK, EXIT_USAGE
+from thrust_rllib.command_line.messages import EXIT_FAILED, EXIT_OK, EXIT_USAGE, print_error
 
 if TYPE_CHECKING:
     from thrust_rllib.reporting.final_numbers import Table as FinalNumbers

@@ -7,7 +7,6 @@ import math
 import os
 import shlex
 import signal
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -16,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
-from thrust_rllib.command_line.messages import print_error
+from thrust_rllib.command_line.messages import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, exit_with, print_error
 from thrust_rllib.command_line.options import TrainOptions, build_config, parse_pairs, parse_value
 from thrust_rllib.command_line.run_folder import choose_folder
-from thrust_rllib.command_line.train import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
 from thrust_rllib.command_line.training_run import prepare_process, quieten_ray, start_ray
 
 if TYPE_CHECKING:
@@ -115,10 +113,7 @@ def run(options: SweepOptions) -> int:
         print_error(what, prefix="stopped")
         return EXIT_INTERRUPTED
     except Exception as error:
-        if options.traceback:
-            traceback.print_exc()
-        print_error(error)
-        return EXIT_USAGE if isinstance(error, (ValueError, TypeError)) else EXIT_FAILED
+        return exit_with(error, options.traceback)
 
 
 def build_sweep(options: SweepOptions) -> Sweep:

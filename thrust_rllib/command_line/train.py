@@ -12,7 +12,15 @@ from typing import Any
 from rich.console import Console
 
 from thrust_rllib.command_line.lasting_output import lasting_output
-from thrust_rllib.command_line.messages import print_end, print_error, unsaved_text
+from thrust_rllib.command_line.messages import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    exit_with,
+    print_end,
+    print_error,
+    unsaved_text,
+)
 from thrust_rllib.command_line.options import TrainOptions, build_config, choose_limit, gives_lr, parse_pairs
 from thrust_rllib.command_line.progress_view import LiveView, PlainView, View, ViewHandler
 from thrust_rllib.command_line.resume import (
@@ -35,8 +43,6 @@ from thrust_rllib.command_line.training_run import (
     run_training,
     start_ray,
 )
-
-EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
 
 @lasting_output()
@@ -68,10 +74,7 @@ def run(options: TrainOptions) -> int:
         print_error(f"before the first iteration; {left}", prefix="stopped")
         return EXIT_INTERRUPTED
     except Exception as error:
-        if options.traceback:
-            traceback.print_exc()
-        print_error(error)
-        return EXIT_USAGE if isinstance(error, (ValueError, TypeError)) else EXIT_FAILED
+        return exit_with(error, options.traceback)
 
 
 def _run(
