@@ -70,7 +70,7 @@ def test_an_environment_that_fails_leaves_what_was_written(ray_session, tmp_path
     folder = tmp_path / "run"
     code, out, err = thrust_rllib(
         "train", "debug/faulty", "-e", "step=40", "-e", "episode_length=60", *TINY, "--checkpoint-every", 1,
-        "--output", folder,
+        "--set", "restart_failed_env_runners=False", "--output", folder,
     )  # fmt: skip
     assert code == 1
     assert "the simulator lost its connection" in err and "Traceback" not in err

@@ -12,6 +12,7 @@ from tests.sampling_state.games import BrokenWalk, LiveWalk, SavedJointLives, Sa
 from tests.sampling_state.saving import DOORS, Case, begun, continued, differences, not_the_same, sample, saved
 from tests.support import tiny_config
 from thrust_rllib import JointEnvRunner
+from thrust_rllib.sampling.env_restarts import EnvRestarts
 from thrust_rllib.sampling.team_runner import COMPONENT_SAMPLING
 
 
@@ -163,6 +164,7 @@ def test_a_runner_without_environments_has_none():
 def test_behind_an_error_comes_a_reset(door, error):
     case = Case(SavedWalk, door)
     runner = begun(case)
+    runner.env_restarts = EnvRestarts(allowed=False)
     env = getattr(runner.env.envs[1], "env", runner.env.envs[1])
     step, count = env.step_joint, iter(range(100))
 

@@ -202,12 +202,12 @@ class TeamRunner(MultiAgentEnvRunner):
         while True:
             try:
                 sampled = super().sample(**kwargs)
-            except EnvironmentFailed as error:
+            except BaseException as error:
+                self._needs_initial_reset = True  # what was left in the middle of a step cannot go on
+                if not isinstance(error, EnvironmentFailed):
+                    raise
                 self.env_restarts.failed(error)
                 self._make_env_anew()
-            except BaseException:
-                self._needs_initial_reset = True  # what was left in the middle of a step cannot go on
-                raise
             else:
                 self.env_restarts.succeeded()
                 return sampled
