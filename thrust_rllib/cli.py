@@ -110,6 +110,13 @@ _PAIR = "NAME=VALUE"
 _Int: TypeAlias = int | None
 _Float: TypeAlias = float | None
 _Texts: TypeAlias = list[str] | None
+_Normalize: TypeAlias = Annotated[
+    bool | None,
+    _option(_LEARN, "By running mean and deviation.", "--normalize-observations/--no-normalize-observations"),
+]
+_Settings: TypeAlias = Annotated[
+    _Texts, _option(_LEARN, "Any other option of JointPPOConfig; repeatable.", "--set", metavar=_PAIR)
+]
 
 
 @app.command()
@@ -138,13 +145,8 @@ def train(
     batch: Annotated[_Int, _count(_LEARN, "Environment steps per iteration, for each learner.")] = None,
     minibatch: Annotated[_Int, _count(_LEARN, "Joint rows per gradient step, for each learner.")] = None,
     epochs: Annotated[_Int, _count(_LEARN, "Passes over the batch.")] = None,
-    normalize_observations: Annotated[
-        bool | None,
-        _option(_LEARN, "By running mean and deviation.", "--normalize-observations/--no-normalize-observations"),
-    ] = None,
-    settings: Annotated[
-        _Texts, _option(_LEARN, "Any other option of JointPPOConfig; repeatable.", "--set", metavar=_PAIR)
-    ] = None,
+    normalize_observations: _Normalize = None,
+    settings: _Settings = None,
     redundancy: Annotated[_Float, _option(_TEAM, "Penalise features that agents share.", metavar="COEFF")] = None,
     policies: Annotated[
         Policies | None,
@@ -334,13 +336,8 @@ def sweep(
         _Texts, _option(_VARIED, "Any other option of JointPPOConfig; repeatable.", "--vary", metavar="NAME=SPEC")
     ] = None,
     envs_per_runner: Annotated[_Int, _count(_LEARN, "Environments side by side.", min=1)] = None,
-    normalize_observations: Annotated[
-        bool | None,
-        _option(_LEARN, "By running mean and deviation.", "--normalize-observations/--no-normalize-observations"),
-    ] = None,
-    settings: Annotated[
-        _Texts, _option(_LEARN, "Any other option of JointPPOConfig; repeatable.", "--set", metavar=_PAIR)
-    ] = None,
+    normalize_observations: _Normalize = None,
+    settings: _Settings = None,
     policies: Annotated[Policies | None, _option(_TEAM, "A network for each agent, or one for all.")] = None,
     cell: Annotated[Cell | None, _option(_TEAM, "Networks with a memory: LSTM or GRU.")] = None,
     model: Annotated[_Texts, _option(_TEAM, "A setting of the networks; repeatable.", "--model", metavar=_PAIR)] = None,
