@@ -17,6 +17,8 @@ from ray.tune.experiment import Trial
 from ray.tune.result import TRAINING_ITERATION
 from ray.tune.utils import flatten_dict
 
+from thrust_rllib.algorithm_state import OWN_NAMES
+from thrust_rllib.checkpoints import whole_folder
 from thrust_rllib.search_space import Parameter
 from thrust_rllib.sweep_trial import SCORE
 
@@ -225,11 +227,8 @@ class SweepResults:
 
     def _copy_best(self, row: TrialRow) -> None:
         assert row.checkpoint is not None
-        unfinished = self.folder / f".unfinished-{BEST}"
-        shutil.rmtree(unfinished, ignore_errors=True)
-        shutil.copytree(row.checkpoint, unfinished)
-        shutil.rmtree(self.folder / BEST, ignore_errors=True)
-        unfinished.rename(self.folder / BEST)
+        with whole_folder(self.folder / BEST, OWN_NAMES) as unfinished:
+            shutil.copytree(row.checkpoint, unfinished)
         record = {
             "trial": row.number,
             "folder": f"{TRIALS}/{row.trial_id}",
