@@ -17,18 +17,21 @@ PACKAGE = Path(thrust_rllib.__file__).parent
 # From the bottom up: a file imports from its own layer or from those above it in this list, never from below.
 # A name with a dot at its end stands for a whole folder.
 LAYERS: dict[str, list[str]] = {
-    "mathematics, data, environments": ["functional.", "joint_batch", "cross_agent_losses", "envs."],
-    "names and episodes": ["options", "checkpoints", "teams", "joint_episode", "resources"],
+    "mathematics, data, environments": ["functional.", "joint_batch", "cross_agent_losses", "action_spread", "envs."],
+    "names and episodes": [
+        "options", "checkpoints", "teams", "joint_episode", "resources", "constraints", "joint_costs",
+    ],
     "modules and connectors": ["rl_modules.", "connectors."],
     "sampling": ["sampling.", "env_runner", "episode_runner"],
     "losses": [
         "ranks", "minibatches", "sequences", "joint_values", "valid_rows", "joint_advantages", "joint_rows", "audit",
-        "module_forward", "joint_losses", "shared_minibatch", "minibatch_losses", "optimizer_pass",
-        "coupling_gradients", "gradient_sum",
+        "team_view", "team_credit", "team_critics", "module_forward", "auxiliary", "module_axis", "team_outputs",
+        "joint_losses", "shared_minibatch", "minibatch_losses", "optimizer_pass", "coupling_gradients", "gradient_sum",
+        "diversity_probe",
     ],
     "learning": [
         "metrics", "target_kl", "entropy_guard", "notices", "learner_checks", "learners_alike", "rollouts",
-        "team_learner", "learner", "learner_group",
+        "multipliers", "team_learner", "learner", "learner_group",
     ],
     "algorithm": [
         "unserved_options", "config_checks", "doors", "pipelines", "config", "team_changes",

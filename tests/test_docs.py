@@ -155,7 +155,8 @@ def test_named_functions_and_classes_exist(page):
 def test_the_formulas_name_the_functions_that_compute_them():
     from thrust_rllib import functional
 
-    named = set(re.findall(r"thrust_rllib\.functional\.(\w+)", PAGES["algorithm.md"]))
+    pages = PAGES["algorithm.md"] + PAGES["centralized.md"]
+    named = set(re.findall(r"thrust_rllib\.functional\.(\w+)", pages))
     helpers = {"masked_mean", "masked_moments", "global_norm", "global_norms"}
     assert named == set(functional.__all__) - helpers
     with pytest.raises(AttributeError):
@@ -175,7 +176,7 @@ def settings(text):
     return found
 
 
-@pytest.mark.parametrize("page", ["algorithm.md", "migrating.md", "metrics.md", "architecture.md"])
+@pytest.mark.parametrize("page", ["algorithm.md", "centralized.md", "migrating.md", "metrics.md", "architecture.md"])
 def test_options_exist(page):
     for name, _ in settings(PAGES[page]):
         assert name in OPTIONS, name
@@ -229,7 +230,8 @@ def described():
         assert path not in found, f"{path} stands twice"
         # All modules are no module, the total of all couplings is no coupling.
         regex = re.escape(path).replace("<module>", "(?!__all_modules__)[^/]+")
-        found[path] = re.compile(re.sub("<(agent|coupling)>", "(?!total$)[^/]+", regex)), when
+        names = "<(agent|coupling|head|target|constraint|group)>"
+        found[path] = re.compile(re.sub(names, "(?!total$)[^/]+", regex)), when
     return found
 
 

@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from thrust_rllib.action_spread import ActionSpread
     from thrust_rllib.algorithm import JointPPO
+    from thrust_rllib.auxiliary import AuxiliaryTarget
     from thrust_rllib.config import JointPPOConfig
     from thrust_rllib.connectors.episodes_to_joint_batch import EpisodesToJointBatch
+    from thrust_rllib.constraints import Constraint
     from thrust_rllib.cross_agent_losses import (
         CrossAgentLoss,
         FeatureSimilarity,
@@ -35,6 +38,9 @@ if TYPE_CHECKING:
     from thrust_rllib.trained_team import load_team
 
 _HOME_OF = {
+    "ActionSpread": "action_spread",
+    "AuxiliaryTarget": "auxiliary",
+    "Constraint": "constraints",
     "CrossAgentLoss": "cross_agent_losses",
     "EpisodesToJointBatch": "connectors.episodes_to_joint_batch",
     "FeatureSimilarity": "cross_agent_losses",
@@ -62,6 +68,9 @@ _HOME_OF = {
 }
 
 __all__ = [
+    "ActionSpread",
+    "AuxiliaryTarget",
+    "Constraint",
     "CrossAgentLoss",
     "EpisodesToJointBatch",
     "FeatureSimilarity",

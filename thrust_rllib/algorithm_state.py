@@ -204,15 +204,16 @@ class StatefulAlgorithm(PPO):
 
     def _check_modules(self, saved: Mapping[ModuleID, StateDict]) -> None:
         """Before anything changes: RLlib finds a module of another shape when it has restored those in front of it."""
-        if unknown := sorted(set(saved) - set(self.config.policies)):
+        mine = sorted([*self.config.policies, *self.config.learner_modules])
+        if unknown := sorted(set(saved) - set(mine)):
             raise ValueError(
-                f"the checkpoint has modules {unknown}, which this algorithm has not: its modules are "
-                f"{sorted(self.config.policies)}. Take JointPPO.from_checkpoint(path), or first add them: "
-                "algo.add_module(...)."
+                f"the checkpoint has modules {unknown}, which this algorithm has not: its modules are {mine}. Take "
+                "JointPPO.from_checkpoint(path), or first add them: algo.add_module(...); those of a critic or of "
+                "auxiliary targets come with the options critic and auxiliary_targets."
             )
         shapes = {m: {name: np.shape(value) for name, value in state.items()} for m, state in saved.items()}
         self.learner_group.ask_first(_check_shapes, shapes=shapes)
-        if missing := sorted(set(self.config.policies) - set(saved)):
+        if missing := sorted(set(mine) - set(saved)):
             logger.warning("modules %s are not in the checkpoint: they stay as they are", missing)
 
     def _set_connectors(self, state: StateDict) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -22,11 +22,14 @@ from ray.rllib.utils.typing import ModuleID
 from ray.util import log_once
 from typing_extensions import Self
 
-from thrust_rllib import doors, pipelines
-from thrust_rllib.config_checks import check_settings, check_team
+from thrust_rllib import doors, pipelines, team_critics
+from thrust_rllib.auxiliary import AuxiliaryTarget
+from thrust_rllib.config_checks import check_heads, check_settings, check_team
 from thrust_rllib.connectors.team_codec import TeamCodec
+from thrust_rllib.constraints import Constraint, as_constraints
 from thrust_rllib.cross_agent_losses import CrossAgentLoss
 from thrust_rllib.env_runner import JointEnvRunner
+from thrust_rllib.envs.global_state import state_size
 from thrust_rllib.envs.joint_env import AgentID
 from thrust_rllib.envs.names import nearest
 from thrust_rllib.envs.registry import EnvSpec, is_registered, make_vector_env, resolve_env
@@ -34,9 +37,12 @@ from thrust_rllib.learner import JointPPOLearner
 from thrust_rllib.learner_group import JointLearnerGroup
 from thrust_rllib.options import checks_keywords
 from thrust_rllib.resources import warn_of_too_few
+from thrust_rllib.rl_modules.auxiliary_heads import auxiliary_heads_spec
+from thrust_rllib.rl_modules.learner_modules import AUXILIARY_HEADS, LEARNER_MODULES, TEAM_CRITIC
 from thrust_rllib.rl_modules.mlp import MLPModule
 from thrust_rllib.rl_modules.recurrent import module_class_for
 from thrust_rllib.sampling.agent_groups import agent_groups
+from thrust_rllib.team_credit import INDEPENDENT
 from thrust_rllib.teams import AgentToModule, DeclaredTeam, Team, is_team, mapped_table, policy_specs, team_table
 from thrust_rllib.unserved_options import refuse_swallowed
 
@@ -71,6 +77,17 @@ class JointPPOConfig(PPOConfig):
     | `target_kl_scope`           | "epoch"    | ... for the rest of the epoch; "update" for that of the update       |
     | `min_entropy`               | None       | number: training ends when a module's mean entropy of an update ...  |
     | `min_entropy_updates`       | 3          | ... was lower so many updates running                                |
+    | `critic`                    | "independent" | whose values: "mean", "central", "set": see `CriticPlan`          |
+    | `critic_config`             | {}         | the network of a central or set critic: `TeamCritic`, `SetCritic`;   |
+    |                             |            | `input`: "state", "observations" or "auto"; `scalars` of a set       |
+    | `credit`                    | "own"      | whose reward: "shared", "agent", "difference": see `CriticPlan`      |
+    | `ratio`                     | "joint"    | "per_head": each head of an action has its own ratio and clip        |
+    | `head_names`                | None       | names of the heads, for the metrics                                  |
+    | `auxiliary_targets`         | ()         | `AuxiliaryTarget`s: scalars predicted from the features              |
+    | `constraints`               | ()         | `Constraint`s: costs and couplings with multipliers                  |
+    | `diversity_interval`        | 10         | how differently alike modules act, every so many updates; 0: never   |
+    | `clip_jointly`              | False      | one gradient norm over all modules, the team's critic included       |
+    | `weight_decay`              | 0.0        | of AdamW                                                             |
     | `audit`                     | False      | stop at the first joint row whose agents' steps differ (True where   |
     |                             |            | the environment variable THRUST_RLLIB_AUDIT is 1)                    |
 
@@ -106,6 +123,17 @@ class JointPPOConfig(PPOConfig):
         self.target_kl_scope = "epoch"
         self.min_entropy: float | None = None
         self.min_entropy_updates = 3
+        self.critic = "independent"
+        self.critic_config: dict[str, Any] = {}
+        self.credit = "own"
+        self.ratio = "joint"
+        self.head_names: tuple[str, ...] | None = None
+        self.auxiliary_targets: tuple[AuxiliaryTarget, ...] = ()
+        self.constraints: tuple[Constraint, ...] = ()
+        self.diversity_interval = 10
+        self.clip_jointly = False
+        self.weight_decay = 0.0
+        self.critic_plan = INDEPENDENT
         self.audit = os.environ.get(AUDIT_VARIABLE, "") not in ("", "0")
         self.sampling = "auto"
         self.normalize_observations = False
@@ -164,6 +192,16 @@ class JointPPOConfig(PPOConfig):
         target_kl_scope: str = NotProvided,
         min_entropy: float | None = NotProvided,
         min_entropy_updates: int = NotProvided,
+        critic: str = NotProvided,
+        critic_config: Mapping[str, Any] = NotProvided,
+        credit: str = NotProvided,
+        ratio: str = NotProvided,
+        head_names: tuple[str, ...] | None = NotProvided,
+        auxiliary_targets: Sequence[AuxiliaryTarget] = NotProvided,
+        constraints: Sequence[Constraint | Mapping[str, Any]] = NotProvided,
+        diversity_interval: int = NotProvided,
+        clip_jointly: bool = NotProvided,
+        weight_decay: float = NotProvided,
         audit: bool = NotProvided,
         **kwargs: Any,
     ) -> Self:
@@ -189,6 +227,16 @@ class JointPPOConfig(PPOConfig):
             target_kl_scope=target_kl_scope,
             min_entropy=min_entropy,
             min_entropy_updates=min_entropy_updates,
+            critic=critic,
+            critic_config=critic_config if critic_config is NotProvided else dict(critic_config),
+            credit=credit,
+            ratio=ratio,
+            head_names=head_names,
+            auxiliary_targets=auxiliary_targets,
+            constraints=constraints if constraints is NotProvided else as_constraints(constraints),
+            diversity_interval=diversity_interval,
+            clip_jointly=clip_jointly,
+            weight_decay=weight_decay,
             audit=audit,
         )
 
@@ -259,6 +307,7 @@ class JointPPOConfig(PPOConfig):
         Raises:
             ValueError: see `thrust_rllib.config_checks`.
         """
+        self.constraints = as_constraints(self.constraints)
         check_settings(self)
         if self.env is None:
             raise ValueError('no environment is set; give one with .environment("bucket_brigade"), for example')
@@ -293,6 +342,8 @@ class JointPPOConfig(PPOConfig):
             chosen, self.door = doors.runner_class(self, given, env)
             self.env_runner_cls, self.chosen_runner_cls = chosen, chosen if given is None else None
             declared = DeclaredTeam(agents, dict(env.observation_spaces), dict(env.action_spaces), env.stacked)
+            size = state_size(env) if self.critic in team_critics.KEYS else None
+            state = None if size is None else team_critics.DeclaredState(size, env.state_parts)
         finally:
             env.close()
         if self._env_to_module_connector is not None:
@@ -300,6 +351,21 @@ class JointPPOConfig(PPOConfig):
         agent_groups(declared, table, self.normalize_actions, self.clip_actions)
         check_team(self, table)
         self.declared_team = declared
+        spaces = self.module_spaces()
+        check_heads(self, {module_id: actions for module_id, (_, actions) in spaces.items()})
+        observed = {module_id: seen for module_id, (seen, _) in spaces.items()}
+        self.critic_plan = team_critics.critic_plan(self, table, observed, state)
+
+    @property
+    def learner_modules(self) -> list[ModuleID]:
+        """Modules that only learners have: the team's critic, heads of auxiliary targets."""
+        asked = {TEAM_CRITIC: self.critic_plan.has_network, AUXILIARY_HEADS: bool(self.auxiliary_targets)}
+        return [module_id for module_id, is_there in asked.items() if is_there]
+
+    @property
+    def records_state(self) -> bool:
+        """Whether runners record the environment's state: only for a critic that reads it."""
+        return self.critic_plan.view is not None and bool(self.critic_plan.view.state)
 
     @property
     def samples_episodes(self) -> bool:
@@ -360,6 +426,13 @@ class JointPPOConfig(PPOConfig):
         if single_agent_rl_module_spec is None:
             for module_id, module_spec in spec.rl_module_specs.items():
                 module_spec.module_class = self.module_class(module_id)
+        if self.critic_plan.has_network and not inference_only and TEAM_CRITIC not in spec.rl_module_specs:
+            table = self.policy_mapping_fn.table
+            spec.rl_module_specs[TEAM_CRITIC] = team_critics.critic_spec(self, self.critic_plan, table)
+        if self.auxiliary_targets and not inference_only and AUXILIARY_HEADS not in spec.rl_module_specs:
+            policies = {m: own for m, own in spec.rl_module_specs.items() if m not in LEARNER_MODULES}
+            names = [target.name for target in self.auxiliary_targets]
+            spec.rl_module_specs[AUXILIARY_HEADS] = auxiliary_heads_spec(policies, names)
         return spec
 
     def module_class(self, module_id: ModuleID) -> type[RLModule]:

@@ -6,12 +6,18 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import gymnasium as gym
 from ray.rllib.utils.schedules.scheduler import Scheduler
 from ray.rllib.utils.typing import ModuleID
 
+from thrust_rllib.auxiliary import check_auxiliary_targets
+from thrust_rllib.constraints import check_couplings
 from thrust_rllib.envs.joint_env import AgentID
 from thrust_rllib.envs.names import nearest
 from thrust_rllib.learner import JointPPOLearner
+from thrust_rllib.rl_modules.heads import PER_HEAD, check_head_names, num_heads
+from thrust_rllib.rl_modules.learner_modules import LEARNER_MODULES
+from thrust_rllib.team_critics import CREDITS, CRITICS, KEYS, check_critic
 from thrust_rllib.unserved_options import check_served
 
 if TYPE_CHECKING:
@@ -28,6 +34,10 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "normalize_observations": (True, False),
     "shuffle_batch_per_epoch": (True, False),
     "explore": (True, False),
+    "critic": CRITICS,
+    "credit": CREDITS,
+    "ratio": ("joint", PER_HEAD),
+    "clip_jointly": (True, False),
     "audit": (True, False),
     "count_steps_by": ("env_steps", "agent_steps"),
     "merge_env_runner_states": ("training_only", True, False),
@@ -74,8 +84,17 @@ def check_settings(config: JointPPOConfig) -> None:
             f"torch_compile_learner=True with num_learners={config.num_learners}: the learners speak to each other "
             "between the networks and the losses, which are compiled as one. Set torch_compile_learner=False."
         )
+    if config.torch_compile_learner and (driven := [own.name for own in config.constraints if own.of == "coupling"]):
+        raise ValueError(
+            f"torch_compile_learner=True with constraints that drive the weights of the couplings {driven}: a weight "
+            "that is another number in each update would be compiled anew each time. Set torch_compile_learner=False."
+        )
     _check_numbers(config)
     _check_couplings(config)
+    check_critic(config)
+    check_auxiliary_targets(config.auxiliary_targets)
+    check_couplings(config.constraints, config.cross_agent_losses, config.cross_agent_coeffs)
+    _check_steps(config)
     if not config.in_evaluation:
         _check_runners(config)
         _check_evaluation(config)
@@ -133,11 +152,10 @@ def _check_numbers(config: JointPPOConfig) -> None:
     limit = config.max_minibatches_per_epoch
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
         raise ValueError(f"max_minibatches_per_epoch={limit!r}; needed: None, or a whole number ≥ 0 (0 counts as 1)")
-    interval = config.coupling_gradient_interval
-    if isinstance(interval, bool) or not isinstance(interval, int) or interval < 0:
-        raise ValueError(
-            f"coupling_gradient_interval={interval!r}; needed: a whole number of updates ≥ 1, or 0 for no such metrics"
-        )
+    for name in ("coupling_gradient_interval", "diversity_interval"):
+        interval = getattr(config, name)
+        if isinstance(interval, bool) or not isinstance(interval, int) or interval < 0:
+            raise ValueError(f"{name}={interval!r}; needed: a whole number of updates ≥ 1, or 0 for no such metrics")
     for name in ("value_clip_range", "vf_clip_param", "clip_param"):
         value = getattr(config, name)
         if not _is_number(value) or not value > 0:
@@ -157,6 +175,22 @@ def _check_numbers(config: JointPPOConfig) -> None:
     _check_schedule("entropy_coeff", config.entropy_coeff)
     if config.critic_lr is not None:
         _check_schedule("critic_lr", config.critic_lr)
+
+
+def _check_steps(config: JointPPOConfig) -> None:
+    decay = config.weight_decay
+    if not _is_number(decay) or not 0.0 <= decay < math.inf:
+        raise ValueError(f"weight_decay={decay!r}; needed: a number ≥ 0")
+    if not config.clip_jointly:
+        return
+    if config.grad_clip_by != "global_norm":
+        raise ValueError(f"clip_jointly=True with grad_clip_by={config.grad_clip_by!r}; set grad_clip_by='global_norm'")
+    if config.critic_lr is not None and config.critic not in KEYS:
+        raise ValueError(
+            f"clip_jointly=True with critic_lr={config.critic_lr!r} and critic={config.critic!r}: actors and critics "
+            "have the same parameters, and two gradients of them. Leave critic_lr out, or take a critic of the team's "
+            "own: critic='central' or 'set'."
+        )
 
 
 def _check_stops(config: JointPPOConfig) -> None:
@@ -231,7 +265,13 @@ def check_team(config: JointPPOConfig, table: Mapping[AgentID, ModuleID]) -> Non
                 f"{list(table)}. Leave the loss out or use another environment."
             )
     _check_overrides(config)
+    _check_same_discount(config)
     modules = sorted(config.policies)
+    if reserved := [module_id for module_id in modules if module_id in LEARNER_MODULES]:
+        raise ValueError(
+            f"a policy is called {reserved[0]!r}, as the learner's own module is; name it otherwise: "
+            ".multi_agent(policies={name: [agents]})"
+        )
     for module_id in modules:
         config.module_class(module_id)
     named: list[tuple[str, Any]] = [
@@ -244,6 +284,59 @@ def check_team(config: JointPPOConfig, table: Mapping[AgentID, ModuleID]) -> Non
             if name not in modules:
                 raise ValueError(
                     f"{option} names module {name!r}; the modules are {modules}{nearest(str(name), modules)}"
+                )
+
+
+def check_heads(config: JointPPOConfig, action_spaces: Mapping[ModuleID, gym.Space]) -> None:
+    """Checks `ratio` and `head_names` against the actions.
+
+    Args:
+        config: the configuration.
+        action_spaces: {module: space}.
+
+    Raises:
+        ValueError: names that fit no actions or that nothing reads, or ratios of heads where there is one head.
+    """
+    names = config.head_names
+    if config.ratio != PER_HEAD:
+        if names is not None:
+            raise ValueError(
+                f"head_names={names!r} would be ignored: they name metrics of heads with ratios of their own. Set "
+                "ratio='per_head' (conditional heads take head_names of their own, in the model_config)."
+            )
+        return
+    if max(map(num_heads, action_spaces.values())) == 1:
+        raise ValueError(
+            f"ratio='per_head' would change nothing: the actions {list(map(str, action_spaces.values()))} have one "
+            "head each. Set ratio='joint', or let the environment take MultiDiscrete actions."
+        )
+    for module_id, space in action_spaces.items() if names is not None else ():
+        try:
+            check_head_names(space, names)
+        except ValueError as error:
+            raise ValueError(f"module {module_id!r}: {error}") from error
+
+
+def _check_same_discount(config: JointPPOConfig) -> None:
+    """One value of the team has one discount, one critic its own numbers; one clip for all one limit."""
+    of_team = config.critic == "mean" or (config.critic in KEYS and config.credit != "own")
+    why = dict.fromkeys(
+        ("gamma", "lambda_") if of_team else (),
+        f"critic={config.critic!r} with credit={config.credit!r} has one value of the whole team",
+    )
+    if config.critic != "independent":
+        names = ["vf_loss_coeff", "value_clip_range", "vf_clip_param", "value_normalization"]
+        names += ["critic_lr"] if config.critic in KEYS else []
+        why |= dict.fromkeys(names, f"critic={config.critic!r} is one critic for all")
+    if config.clip_jointly:
+        why["grad_clip"] = "clip_jointly=True clips all modules together"
+    for module_id, overrides in config.algorithm_config_overrides_per_module.items():
+        for key, value in overrides.items():
+            name = config._translate_special_keys(key, warn_deprecated=False)
+            if name in why and value != getattr(config, name):
+                raise ValueError(
+                    f"algorithm_config_overrides_per_module of {module_id!r} sets {name}={value!r}, but {why[name]}; "
+                    f"set it once: .training({name}=…)"
                 )
 
 

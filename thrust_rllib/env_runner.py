@@ -22,6 +22,7 @@ from ray.rllib.utils.metrics import ENV_STEP_TIMER
 from thrust_rllib.envs.joint_env import JointStepResult, VectorJointEnv, episode_over, per_agent_flags
 from thrust_rllib.envs.registry import make_vector_env
 from thrust_rllib.joint_batch import AgentID, JointBatch
+from thrust_rllib.rl_modules.heads import asks_per_head
 from thrust_rllib.rl_modules.memory import RecurrentModules
 from thrust_rllib.sampling.acting import TeamActor
 from thrust_rllib.sampling.agent_groups import agent_groups, by_agent, by_group, env_actions
@@ -29,6 +30,7 @@ from thrust_rllib.sampling.episode_clock import EpisodeClock, origins
 from thrust_rllib.sampling.episode_shares import episodes_per_environment
 from thrust_rllib.sampling.rollout import RolloutRecorder
 from thrust_rllib.sampling.rollout_checks import RolloutChecks
+from thrust_rllib.sampling.state_reader import StateReader
 from thrust_rllib.sampling.team_runner import TeamRunner
 
 logger = logging.getLogger(__name__)
@@ -80,6 +82,8 @@ class JointEnvRunner(TeamRunner):
             self.config.env_spec or self.config.env, dict(self.config.env_config), self.config.num_envs_per_env_runner
         )
         self._take_in_team()
+        asked = self.config.records_state and not self.config.in_evaluation
+        self._states = StateReader(self.env, self._env_name) if asked else None
         if hasattr(self, "_actor"):  # environments that are made anew
             self._make_actor()
         self._tell_env_created()
@@ -151,7 +155,10 @@ class JointEnvRunner(TeamRunner):
         over = np.zeros((num_steps, self.num_envs), bool)
         times = np.zeros(num_steps)
         env_seconds = 0.0
+        state = None if self._states is None else self._states.before(0)
         for t in range(num_steps):
+            if state is not None:
+                recorder.record_state(t, state)
             episode_start = self._episode_start
             acted = self._actor.act(self._encoded, self._masks, explore, random_actions)
             recorder.record_acted(
@@ -167,6 +174,8 @@ class JointEnvRunner(TeamRunner):
             times[t] = now = time.perf_counter()
             env_seconds += now - before
             over[t] = self._advance(result)
+            if self._states is not None:
+                state = self._states.before(t + 1)
             present = True if result.present is None else result.present
             recorder.record_step(
                 t, result.rewards, present, result.terminated, result.truncated, episode_start, result.extras
@@ -175,16 +184,15 @@ class JointEnvRunner(TeamRunner):
             if last or result.truncated.any():
                 cut = (result.truncated & ~result.terminated & present).any(axis=0) | (last & ~over[t])
                 if cut.any():
-                    self._record_bootstrap(recorder, t, np.flatnonzero(cut), over[t], result)
+                    self._record_bootstrap(recorder, t, np.flatnonzero(cut), over[t], result, state)
         self.metrics.log_value(ENV_STEP_TIMER, env_seconds / num_steps)
         self._check(recorder, over)
         self._statistics.add(recorder.rewards, recorder.present, over, np.ones(self.num_envs, bool), times)
+        arrays = [(i, recorder.array(i, "logits"), recorder.array(i, "actions")) for i in range(len(self._groups))]
         batch = recorder.finish(
-            [
-                self._actor.logp(index, recorder.array(index, "logits"), recorder.array(index, "actions"))
-                for index in range(len(self._groups))
-            ],
+            [self._actor.logp(*group) for group in arrays],
             origins(began_at, over) if self.config.audit else None,
+            [self._actor.head_logp(*group) for group in arrays] if asks_per_head(self.config) else None,
         )
         if self._actor.normalizer is not None and not self.config.in_evaluation:
             for index, group in enumerate(self._groups):
@@ -202,6 +210,8 @@ class JointEnvRunner(TeamRunner):
                 masks, present = recorder.array(index, "action_mask"), recorder.present[:, group.positions]
                 self._checks.action_masks(group, masks, present)
         self._checks.rewards(recorder.rewards)
+        if recorder.states is not None:
+            self._checks.states(recorder.states)
         assert self.env is not None
         self._checks.presence(
             recorder.present, recorder.terminated, recorder.truncated, recorder.rewards, over, self.env.acts_next()
@@ -313,9 +323,15 @@ class JointEnvRunner(TeamRunner):
         return over
 
     def _record_bootstrap(
-        self, recorder: RolloutRecorder, t: int, envs: np.ndarray, over: np.ndarray, result: JointStepResult
+        self,
+        recorder: RolloutRecorder,
+        t: int,
+        envs: np.ndarray,
+        over: np.ndarray,
+        result: JointStepResult,
+        state: np.ndarray | None,
     ) -> None:
-        """Records what follows step t in `envs`: the observation before the reset where the episode is over.
+        """Records what follows step t in `envs`: observation and state before the reset where the episode is over.
 
         Nothing follows for agents that are terminated or absent, and what the environment shows them is unspecified:
         the observation they had at step t stands in for it, and its value is never read.
@@ -334,7 +350,10 @@ class JointEnvRunner(TeamRunner):
             if self._actor.normalizer is not None:
                 obs = self._actor.normalizer.normalize(group.module_ids, obs)
             following.append(obs)
-        recorder.record_bootstrap(t, envs, following)
+        if state is not None and self._states is not None:
+            state = self._states.following(t, state, envs, over, result.final_state)
+            self._checks.states(state[None], first_step=t + 1, envs=envs)
+        recorder.record_bootstrap(t, envs, following, state)
 
     def _step_env(self, actions: Any, t: int) -> JointStepResult:
         assert self.env is not None

@@ -65,7 +65,10 @@ class JointEpisodeRunner(TeamRunner):
             self.env.close()
         spec, context = self.config.env_spec, self._env_context
         self.env = MultiAgentVector(
-            lambda: make_multi_agent_env(spec, context), self.config.num_envs_per_env_runner, spec.name
+            lambda: make_multi_agent_env(spec, context),
+            self.config.num_envs_per_env_runner,
+            spec.name,
+            records_state=self.config.records_state and not self.config.in_evaluation,
         )
         self._take_in_team()
         self._tried_steps = 0
@@ -207,6 +210,11 @@ class JointEpisodeRunner(TeamRunner):
     @override(TeamRunner)
     def _set_playing_state(self, state: dict[str, Any]) -> None:
         self._ongoing_episodes = [self._restored_episode(i, saved) for i, saved in enumerate(state["episodes"])]
+        assert self.env is not None
+        if self.env.records_state:  # perhaps nobody asked for it in the run that was saved
+            for episode in self._ongoing_episodes:
+                if episode.env_t not in episode.states:
+                    episode.states[episode.env_t] = self.env.global_state(episode.env_index)
         env_index_of = {episode.id_: episode.env_index for episode in self._ongoing_episodes}
         self._totals = state["totals"]
         self._done_episodes_for_metrics.clear()

@@ -1,8 +1,8 @@
 """The data type that both doors fill and the learner reads: one rollout, all agents, the same time steps.
 
 Letters: T steps, E environments, N agents, n agents of one module, M valid joint rows, K bootstrap rows, C training
-sequences, A logits, S numbers of a recurrent module's state. A *joint row* is one step t of one environment e with all
-agents' data of that step; joint rows are numbered t·E + e inside a batch.
+sequences, A categories of all H heads of an action, S numbers of a recurrent module's state. A *joint row* is one step
+t of one environment e with all agents' data of that step; joint rows are numbered t·E + e inside a batch.
 """
 
 from __future__ import annotations
@@ -39,12 +39,13 @@ class ModuleStreams:
     | truncated      | [T, n, E] bool  | the agent's stream is cut here, its value goes on                  |
     | bootstrap_obs  | [n, K, …]       | the observation that follows each row of `JointBatch.bootstrap_rows` |
     |                |                 | (any observation where the agent is terminated or absent: not read) |
-    | action_mask    | [T, n, E, A]    | allowed logits at sampling time, or None                           |
+    | action_mask    | [T, n, E, A]    | allowed categories at sampling time, or None                       |
     | origin         | [T, n, E, 2]    | int64: a number of the episode, and the step of it that the agent  |
     |                |                 | acted at, as its own stream says; or None. Read by the audit       |
     | state_in       | [n, C, S]       | the agent's state entering its first step at or behind each row of |
     |                |                 | `JointBatch.sequence_rows` (`MemoryLayout` says what the numbers   |
     |                |                 | are); None for a module without a state                            |
+    | head_logp      | [T, n, E, H]    | `action_logp` head by head, filled with ratio="per_head"; or None  |
     """
 
     agents: tuple[AgentID, ...]
@@ -59,6 +60,7 @@ class ModuleStreams:
     action_mask: np.ndarray | None = None
     origin: np.ndarray | None = None
     state_in: np.ndarray | None = None
+    head_logp: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,7 @@ class AgentStream:
     truncated: np.ndarray
     bootstrap_obs: np.ndarray
     action_mask: np.ndarray | None
+    head_logp: np.ndarray | None = None
 
 
 @dataclass
@@ -92,8 +95,13 @@ class JointBatch:
     |                |             | of episodes. Sorted; None without recurrent modules                        |
     | episode_start  | [T, E] bool | first step of an episode                                                  |
     | valid          | [T, E] bool | false on padding                                                          |
-    | global_state   | [T, E, S]   | state for a central critic, or None                                       |
-    | extras         | [T, E, …] or [T, n, E, …] | named arrays from the environment                            |
+    | global_state   | [T, E, S]   | float32, the environment's state before each step, for a central critic;  |
+    |                |             | 0 on padding. None where nobody asks for it                               |
+    | bootstrap_state | [K, S]     | the state that follows each of `bootstrap_rows` (before the automatic     |
+    |                |             | reset where the episode is over); None without `global_state`             |
+    | extras         |             | {name: array} from the environment: of the team [T, E, …], of agents      |
+    |                |             | [T, N, E, …], of pairs of agents [T, N, N, E]; agents in the order of     |
+    |                |             | `agents` (module by module), 0 for those that are absent                  |
 
     Batches of different T or E are never padded to a common rectangle: the learner takes a list of them.
     Raises `ValueError` from `check` where shapes disagree.
@@ -106,6 +114,7 @@ class JointBatch:
     global_state: np.ndarray | None = None
     extras: Mapping[str, np.ndarray] = field(default_factory=dict)
     sequence_rows: np.ndarray | None = None
+    bootstrap_state: np.ndarray | None = None
 
     @property
     def num_steps(self) -> int:
@@ -138,12 +147,13 @@ class JointBatch:
         for module_id, streams in self.modules.items():
             if agent_id in streams.agents:
                 j = streams.agents.index(agent_id)
-                mask = streams.action_mask
+                mask, head_logp = streams.action_mask, streams.head_logp
                 return AgentStream(
                     agent_id=agent_id,
                     module_id=module_id,
                     bootstrap_obs=streams.bootstrap_obs[j],
                     action_mask=None if mask is None else mask[:, j],
+                    head_logp=None if head_logp is None else head_logp[:, j],
                     **{name: getattr(streams, name)[:, j] for name in _STEP_FIELDS},
                 )
         raise KeyError(f"no agent {agent_id!r} in this batch; it holds {list(self.agents)}")
@@ -159,6 +169,7 @@ class JointBatch:
         steps, envs = self.valid.shape
         _need("episode_start", self.episode_start.shape, (steps, envs))
         _check_row_numbers("bootstrap_rows", self.bootstrap_rows, steps * envs)
+        self._check_states()
         num_sequences = 0
         if self.sequence_rows is not None:
             _check_row_numbers("sequence_rows", self.sequence_rows, steps * envs)
@@ -182,6 +193,8 @@ class JointBatch:
                     )
             if streams.action_mask is not None:
                 _need(f"action_mask of module {module_id!r}", streams.action_mask.shape[:-1], (steps, n, envs))
+            if streams.head_logp is not None:
+                _need(f"head_logp of module {module_id!r}", streams.head_logp.shape[:-1], (steps, n, envs))
             if streams.origin is not None:
                 _need(f"origin of module {module_id!r}", streams.origin.shape, (steps, n, envs, 2))
             if streams.state_in is not None:
@@ -197,6 +210,15 @@ class JointBatch:
         if len(set(self.agents)) != len(self.agents):
             raise ValueError(f"an agent stands in two modules: {list(self.agents)}")
         return self
+
+    def _check_states(self) -> None:
+        given = self.global_state, self.bootstrap_state
+        if given[0] is None and given[1] is None:
+            return
+        if given[0] is None or given[1] is None:
+            raise ValueError("one of global_state and bootstrap_state is None; fill both or none")
+        _need("global_state", given[0].shape, (self.num_steps, self.num_envs, *given[0].shape[-1:]))
+        _need("bootstrap_state", given[1].shape, (len(self.bootstrap_rows), *given[0].shape[-1:]))
 
     def _check_ends(self, module_id: ModuleID, streams: ModuleStreams) -> None:
         """Raises where an agent with a memory goes on behind its own end without a new episode or sequence."""

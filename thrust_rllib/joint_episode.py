@@ -36,6 +36,8 @@ COMMON = "__common__"
 """RLlib's key for an info that belongs to no agent."""
 EXTRAS = "extras"
 """Key in that info: what `JointStepResult.extras` holds."""
+STATE = "state"
+"""Key in that info: the global state, flat."""
 
 
 class JointEpisode(MultiAgentEpisode):
@@ -55,6 +57,8 @@ class JointEpisode(MultiAgentEpisode):
     | runner_index     | which runner sampled it                                                             |
     | env_index        | which of the runner's environments this is                                          |
     | extras           | {environment step: {name: value, or {agent: value}}} from infos["__common__"]["extras"] |
+    | states           | {environment step: [S], the global state before it}, where it is recorded; also what follows |
+    |                  | the last step, from infos["__common__"]["state"]                                    |
     | bootstrap_inputs | {agent: what its module would see next}, where observations are normalised          |
     | memory           | {agent: [S], the state in which its recurrent module enters its next step}; without |
     |                  | an entry it is the initial one                                                      |
@@ -81,6 +85,7 @@ class JointEpisode(MultiAgentEpisode):
         self.acting: tuple[AgentID, ...] = ()
         self.acted: dict[AgentID, int] = defaultdict(int)
         self.extras: dict[int, Mapping[str, Any]] = {}
+        self.states: dict[int, np.ndarray] = {}
         self.bootstrap_inputs: dict[AgentID, Any] = {}
         self.memory: dict[AgentID, np.ndarray] = {}
         self._finished = False  # numpy arrays; nothing can be added
@@ -94,6 +99,7 @@ class JointEpisode(MultiAgentEpisode):
     def add_env_reset(self, *, observations: Mapping[AgentID, Any], infos: Mapping[AgentID, Any] | None = None) -> None:
         self._check_known(observations)
         super().add_env_reset(observations=observations, infos=infos)
+        self._keep_state(infos or {})
         self.acting = self._stepped = tuple(agent for agent in self.agents if agent in observations)
 
     @override(MultiAgentEpisode)
@@ -123,6 +129,7 @@ class JointEpisode(MultiAgentEpisode):
         now = self.env_t
         self.env_t += 1
         self._check_known(observations, rewards)
+        self._keep_state(infos)
         if extras := (infos.get(COMMON) or {}).get(EXTRAS):
             self.extras[now] = copy.deepcopy(extras)  # an environment may write the next ones into the same dict
 
@@ -180,6 +187,11 @@ class JointEpisode(MultiAgentEpisode):
         self._last_step_time = time.perf_counter()
         if self._start_time is None:
             self._start_time = self._last_step_time
+
+    def _keep_state(self, infos: Mapping[AgentID, Any]) -> None:
+        """The state before the next step."""
+        if (state := (infos.get(COMMON) or {}).get(STATE)) is not None:
+            self.states[self.env_t] = state
 
     def _begin_agent(self, agent: AgentID, observation: Any, infos: Any) -> None:
         """The agent's first observation."""
@@ -274,6 +286,11 @@ class JointEpisode(MultiAgentEpisode):
             successor.env_t_to_agent_t[agent] = InfiniteLookbackBuffer(list(index), lookback=len(index) - 1)
         successor.acting, successor._stepped = self.acting, self._stepped
         successor.memory = dict(self.memory)
+        # Steps that are open stand in the next fragment's batch once more.
+        began = set(self._acted_at.values())
+        successor.extras = {t: self.extras[t] for t in began if t in self.extras}
+        following = {self.env_t, *began, *(t + 1 for t in began)}
+        successor.states = {t: self.states[t] for t in sorted(following) if t in self.states}
         successor._ended = set(self._ended)
         successor._acted_at = dict(self._acted_at)
         for name in ("actions_end", "extra_model_outputs_end", "rewards_end", "rewards_begin"):

@@ -1,10 +1,12 @@
 """What the learner reads: the valid joint rows of all batches as tensors, with advantages and targets.
 
-Letters: N agents (module after module, the order of the agent axis), n agents of one module, M joint rows.
+Letters: N agents (module after module, the order of the agent axis), n agents of one module, M joint rows, V values of
+a row: N, or 1 of the team.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,14 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thrust_rllib.functional import RunningMoments, standardize
-from thrust_rllib.joint_advantages import joint_advantages
+from thrust_rllib.auxiliary import auxiliary_rows
+from thrust_rllib.functional import RunningMoments, stack_heads, standardize
 from thrust_rllib.joint_batch import AgentID, JointBatch, ModuleID, ModuleStreams
-from thrust_rllib.joint_values import ValuesOf, joint_values
+from thrust_rllib.joint_values import ValuesOf
 from thrust_rllib.minibatches import Units
 from thrust_rllib.ranks import ALONE, Ranks
+from thrust_rllib.rl_modules.learner_modules import TEAM_CRITIC
 from thrust_rllib.rl_modules.memory import MemoryLayout
 from thrust_rllib.sequences import ModuleSequences, RowSequences, SequenceLayout, row_sequences
+from thrust_rllib.team_credit import INDEPENDENT, CriticPlan, Scale, estimate
 from thrust_rllib.valid_rows import ValidRows
 
 
@@ -59,26 +63,59 @@ class ModuleRows:
 
 
 @dataclass(frozen=True)
+class CriticRows:
+    """What values are trained on.
+
+    | field   | shape       | meaning                                                                          |
+    |---------|-------------|----------------------------------------------------------------------------------|
+    | columns | [2, V, M]   | the network's value before the update, and the value's target, in its units      |
+    | present | [V, M] bool | the row counts; None where each does                                             |
+    | view    |             | the rows of the team's critic: one agent that sees the whole team; None where    |
+    |         |             | the agents' own modules give the values                                          |
+    | order   | [V] int     | which of that critic's values stands there; None where it has one                |
+    """
+
+    columns: Tensor
+    present: Tensor | None
+    view: ModuleRows | None = None
+    order: Tensor | None = None
+
+    def select(self, rows: Tensor, present: Tensor | None = None) -> CriticRows:
+        """The given rows [B]; `present` where these are selected already."""
+        if present is None and self.present is not None:
+            present = self.present.index_select(1, rows)
+        view = None if self.view is None else self.view.select(rows)
+        return CriticRows(self.columns.index_select(2, rows), present, view, self.order)
+
+    def without_inputs(self) -> CriticRows:
+        """The same rows without what the critic reads."""
+        return CriticRows(self.columns, self.present)
+
+
+@dataclass(frozen=True)
 class JointRows:
     """Joint rows of all agents; a joint minibatch is the same type with B rows.
 
     | field         | shape        | meaning                                               |
     |---------------|--------------|-------------------------------------------------------|
     | modules       |              | {module id: `ModuleRows`}                             |
-    | columns       | [4, N, M]    | the four float fields below in one tensor             |
-    | action_logp   | [N, M]       | log-probability at sampling time                      |
-    | values        | [N, M]       | the network's value before the update, in its units   |
-    | advantages    | [N, M]       |                                                       |
-    | value_targets | [N, M]       | in the network's units                                |
+    | columns       | [2, N, M]    | log-probability at sampling time, and advantage       |
     | present       | [N, M] bool  | the agent acted                                       |
+    | critic        |              | `CriticRows`                                          |
     | sequences     |              | the training sequences of the rows; None where no     |
     |               |              | module is recurrent. A minibatch holds whole ones     |
+    | head_logp     | [H, N, M]    | log-probability at sampling time head by head, 0      |
+    |               |              | where an agent has no such head; or None              |
+    | auxiliary     | [K, N, M]    | auxiliary targets, or None                            |
     """
 
     modules: dict[ModuleID, ModuleRows]
     columns: Tensor
     present: Tensor
+    critic: CriticRows
     sequences: RowSequences | None = None
+    head_logp: Tensor | None = None
+    auxiliary: Tensor | None = None
 
     @property
     def action_logp(self) -> Tensor:
@@ -86,19 +123,19 @@ class JointRows:
         return self.columns[0]
 
     @property
-    def values(self) -> Tensor:
+    def advantages(self) -> Tensor:
         """[N, M]."""
         return self.columns[1]
 
     @property
-    def advantages(self) -> Tensor:
-        """[N, M]."""
-        return self.columns[2]
+    def values(self) -> Tensor:
+        """[V, M]."""
+        return self.critic.columns[0]
 
     @property
     def value_targets(self) -> Tensor:
-        """[N, M]."""
-        return self.columns[3]
+        """[V, M]."""
+        return self.critic.columns[1]
 
     def __len__(self) -> int:
         return self.present.shape[1]
@@ -106,7 +143,7 @@ class JointRows:
     def without_inputs(self) -> JointRows:
         """The same rows with what losses read, and without what networks read."""
         modules = {module_id: module.without_inputs() for module_id, module in self.modules.items()}
-        return JointRows(modules, self.columns, self.present)
+        return dataclasses.replace(self, modules=modules, critic=self.critic.without_inputs(), sequences=None)
 
     def units(self) -> Units:
         """What minibatches are made of: rows, or whole training sequences."""
@@ -116,15 +153,19 @@ class JointRows:
         """A joint minibatch: the given rows [B] (indices on the host), the same for every agent."""
         sequences = None if self.sequences is None else self.sequences.select(rows.numpy())
         rows = rows.to(self.present.device)
+        present = self.present.index_select(1, rows)
         return JointRows(
             {module_id: module.select(rows) for module_id, module in self.modules.items()},
             self.columns.index_select(2, rows),
-            self.present.index_select(1, rows),
+            present,
+            self.critic.select(rows, present if self.critic.present is self.present else None),
             sequences,
+            None if self.head_logp is None else self.head_logp.index_select(2, rows),
+            None if self.auxiliary is None else self.auxiliary.index_select(2, rows),
         )
 
     def module_sequences(self) -> dict[ModuleID, ModuleSequences]:
-        """The sequences of every recurrent module."""
+        """The sequences of every recurrent module, the team's critic among them."""
         found: dict[ModuleID, ModuleSequences] = {}
         if self.sequences is None:
             return found
@@ -136,6 +177,10 @@ class JointRows:
             if module.memory is not None:
                 assert module.state_in is not None
                 found[module_id] = self.sequences.of_agents(agents, module.state_in, module.memory, layouts)
+        view = self.critic.view
+        if view is not None and view.memory is not None:
+            assert view.state_in is not None
+            found[TEAM_CRITIC] = self.sequences.of_team().of_agents(slice(0, 1), view.state_in, view.memory, {})
         return found
 
 
@@ -151,6 +196,9 @@ def joint_rows(
     standardize_rollout: bool,
     device: torch.device | str,
     ranks: Ranks = ALONE,
+    plan: CriticPlan = INDEPENDENT,
+    auxiliary: Sequence[str] = (),
+    per_head: bool = False,
 ) -> JointRows:
     """Turns batches into joint rows.
 
@@ -168,61 +216,103 @@ def joint_rows(
         values_of: (module id, obs [R, …], sequences of a recurrent module or None) to values [R], without gradient, in
             the network's units.
         memories: {module: what its state is} of the recurrent modules.
-        normalizers: {module: running moments of its value targets}; a module without one trains on raw targets.
+        normalizers: {who answers for values: running moments of their targets}; one without trains on raw targets.
         gamma: discount per module.
         lambda_: GAE's λ per module.
         bootstrap: False takes the value after a truncated or last row as 0 (the seed).
         standardize_rollout: step 5.
         device: of the result.
         ranks: the learners that have these batches; they share step 1, and do the rest alike.
+        plan: whose values, and which credit.
+        auxiliary: names of the extras that are auxiliary targets.
+        per_head: log-probabilities head by head are needed.
 
     Raises:
-        ValueError: no batch, batches of different teams or shapes, values that are not finite, or a batch that does not
-            say where sequences begin and with which states.
+        ValueError: no batch, batches of different teams or shapes, values that are not finite, a batch that does not
+            say where sequences begin and with which states, or one without what `auxiliary` or `per_head` ask for.
     """
     modules = _check_same_team(batches)
-    values = joint_values(batches, values_of, memories, device, ranks)
-    sizes = [len(modules[m]) for m in modules]
-
-    def per_agent(numbers: Sequence[float]) -> Tensor:
-        """One number per module to a column [N, 1]."""
-        return torch.tensor(numbers, dtype=torch.float32).repeat_interleave(torch.tensor(sizes))[:, None]
-
-    normalized = [normalizers.get(m) for m in modules]
-    mean = per_agent([0.0 if moments is None else float(moments.mean) for moments in normalized])
-    std = per_agent([1.0 if moments is None else float(moments.std) for moments in normalized])
-
+    sizes = {m: len(agents) for m, agents in modules.items()}
+    streams = plan.streams(sizes)
+    normalized = [normalizers.get(m) for m in streams]
     valid = ValidRows.of(batches)
-    logp, raw, advantages, targets, present = joint_advantages(
+    found = estimate(
         batches,
-        values,
+        plan,
         valid,
-        mean=mean,
-        std=std,
-        gamma=per_agent([gamma[m] for m in modules]),
-        lambda_=per_agent([lambda_[m] for m in modules]),
+        values_of=values_of,
+        memories=memories,
+        scale=_scale(normalized, streams),
+        gamma=_column([gamma[m] for m in modules], sizes),
+        lambda_=_column([lambda_[m] for m in modules], sizes),
         bootstrap=bootstrap,
+        device=device,
+        ranks=ranks,
     )
-
     start = 0
-    for moments, size in zip(normalized, sizes, strict=True):
+    for moments, size in zip(normalized, streams.values(), strict=True):
         if moments is not None:
             mine = slice(start, start + size)
-            moments.update(targets[mine].numpy(), present[mine].numpy())
+            moments.update(found.value_targets[mine].numpy(), found.value_present[mine].numpy())
         start += size
-    mean = per_agent([0.0 if moments is None else float(moments.mean) for moments in normalized])
-    std = per_agent([1.0 if moments is None else float(moments.std) for moments in normalized])
-    targets = (targets - mean) / std
+    scale = _scale(normalized, streams)
+    advantages = found.advantages
     if standardize_rollout:
-        advantages = standardize(advantages, present, dim=1, floor="max")
+        advantages = standardize(advantages, found.present, dim=1, floor="max")
+    present = found.present.to(device)
+    value_present: Tensor | None = present
+    if found.value_present is not found.present:
+        value_present = None if found.value_present.all() else found.value_present.to(device)
+    view = order = None
+    if found.team:
+        anybody = found.present.any(0, keepdim=True)
+        team = found.team[0].modules[TEAM_CRITIC].agents
+        view = _module_rows(found.team, valid, TEAM_CRITIC, team, anybody, memories.get(TEAM_CRITIC), device)
+        if (places := plan.value_order(batches[0].agents)) is not None:
+            order = torch.tensor(places, device=device)
     return JointRows(
         modules={
             m: _module_rows(batches, valid, m, agents, mine, memories.get(m), device)
-            for (m, agents), mine in zip(modules.items(), present.split(sizes), strict=True)
+            for (m, agents), mine in zip(modules.items(), found.present.split(list(sizes.values())), strict=True)
         },
-        columns=torch.stack([logp, raw, advantages, targets]).to(device),
-        present=present.to(device),
-        sequences=_sequences(batches, present) if memories else None,
+        columns=torch.stack([found.action_logp, advantages]).to(device),
+        present=present,
+        critic=CriticRows(
+            torch.stack([found.values, (found.value_targets - scale.mean) / scale.std]).to(device),
+            value_present,
+            view,
+            order,
+        ),
+        sequences=_sequences(found.team or batches, found.present) if memories else None,
+        head_logp=_head_logp(batches, valid, found.present).to(device) if per_head else None,
+        auxiliary=auxiliary_rows(batches, valid, auxiliary, found.present).to(device) if auxiliary else None,
+    )
+
+
+def _head_logp(batches: Sequence[JointBatch], valid: ValidRows, present: Tensor) -> Tensor:
+    """[H, N, M], 0 where an agent is absent."""
+    parts = []
+    for module_id in batches[0].modules:
+        recorded = [batch.modules[module_id].head_logp for batch in batches]
+        own = [logp for logp in recorded if logp is not None]
+        if len(own) < len(recorded):
+            raise ValueError(
+                f"ratio='per_head' needs log-probabilities head by head, and the rollout has none of module "
+                f"{module_id!r} (ModuleStreams.head_logp); sample it with ratio='per_head', too"
+            )
+        parts.append(torch.from_numpy(valid.join(own)))
+    return stack_heads(parts).where(present, 0.0)
+
+
+def _column(numbers: Sequence[float], sizes: Mapping[ModuleID, int]) -> Tensor:
+    """One number per module to a column [N, 1]."""
+    return torch.tensor(numbers, dtype=torch.float32).repeat_interleave(torch.tensor(list(sizes.values())))[:, None]
+
+
+def _scale(normalized: Sequence[RunningMoments | None], streams: Mapping[ModuleID, int]) -> Scale:
+    return Scale(
+        mean=_column([0.0 if moments is None else float(moments.mean) for moments in normalized], streams),
+        std=_column([1.0 if moments is None else float(moments.std) for moments in normalized], streams),
     )
 
 

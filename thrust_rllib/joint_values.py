@@ -20,7 +20,8 @@ from thrust_rllib.rl_modules.memory import MemoryLayout
 from thrust_rllib.sequences import ModuleSequences, TimeAxis
 
 ValuesOf = Callable[[ModuleID, Tensor, ModuleSequences | None], Tensor]
-"""(module id, observations [R, …], their sequences where the module is recurrent) to values [R], without gradient."""
+"""(module id, observations [R, …], their sequences where the module is recurrent) to values [R] or [R, V], without
+gradient."""
 
 VALUE_ROWS = 16_384
 """Rows of one forward pass for values, padding included: bounds the memory."""
@@ -32,11 +33,12 @@ def joint_values(
     memories: Mapping[ModuleID, MemoryLayout],
     device: torch.device | str,
     ranks: Ranks = ALONE,
+    num_values: int | None = None,
 ) -> dict[ModuleID, list[tuple[Tensor, Tensor]]]:
     """{module: [(values [T, n, E], values of what follows each row [T, n, E]) of each batch]}.
 
-    What follows is 0 where nothing needs it. Several learners share the work: rows of a feed-forward module, whole
-    batches of a recurrent one. Their parts are summed.
+    With V values for each observation [T, n, E, V]. What follows is 0 where nothing needs it. Several learners share
+    the work: rows of a feed-forward module, whole batches of a recurrent one. Their parts are summed.
 
     Args:
         batches: of one team.
@@ -45,6 +47,7 @@ def joint_values(
         memories: {module: what its state is} of the recurrent modules.
         device: of the modules.
         ranks: the learners that have these batches.
+        num_values: V, or None for one number without an axis of its own.
 
     Raises:
         ValueError: values that are not finite, or a batch that does not say where the sequences of a recurrent module
@@ -52,14 +55,15 @@ def joint_values(
     """
     for batch in batches:
         _check_states(batch, memories)
+    shape = () if num_values is None else (num_values,)
     axes = [TimeAxis.of(batch) for batch in batches] if memories else []
     parts = {}
     for index, module_id in enumerate(batches[0].modules):
         if (memory := memories.get(module_id)) is None:
-            parts[module_id] = _of_rows(batches, module_id, values_of, ranks)
+            parts[module_id] = _of_rows(batches, module_id, values_of, shape, ranks)
         else:
             mine = [(index * len(batches) + k) % ranks.size == ranks.rank for k in range(len(batches))]
-            parts[module_id] = _of_sequences(batches, axes, mine, module_id, values_of, memory, device)
+            parts[module_id] = _of_sequences(batches, axes, mine, module_id, values_of, shape, memory, device)
     if ranks.size > 1:
         sizes = [len(values) for values in parts.values()]
         parts = dict(zip(parts, ranks.sum_(torch.cat(list(parts.values()))).split(sizes), strict=True))
@@ -89,11 +93,13 @@ def _observations(batches: Sequence[JointBatch], module_id: ModuleID) -> list[np
     ]
 
 
-def _of_rows(batches: Sequence[JointBatch], module_id: ModuleID, values_of: ValuesOf, ranks: Ranks) -> Tensor:
+def _of_rows(
+    batches: Sequence[JointBatch], module_id: ModuleID, values_of: ValuesOf, shape: tuple[int, ...], ranks: Ranks
+) -> Tensor:
     """Values of all observations of a feed-forward module, in their order; 0 for those of other learners."""
     arrays = _observations(batches, module_id)
     ends = list(itertools.accumulate(len(x) for x in arrays))
-    values = torch.zeros(ends[-1])
+    values = torch.zeros(ends[-1], *shape)
     mine = ranks.part(len(values))
     for start in range(mine.start, mine.stop, VALUE_ROWS):
         rows = slice(start, min(start + VALUE_ROWS, mine.stop))
@@ -120,6 +126,7 @@ def _of_sequences(
     mine: Sequence[bool],
     module_id: ModuleID,
     values_of: ValuesOf,
+    shape: tuple[int, ...],
     memory: MemoryLayout,
     device: torch.device | str,
 ) -> Tensor:
@@ -127,9 +134,9 @@ def _of_sequences(
     flat = _observations(batches, module_id)
     own, after = [], []
     for batch, axis, is_mine, x, y in zip(batches, axes, mine, flat, flat[len(batches) :], strict=False):
-        values = torch.zeros(len(x) + len(y))
+        values = torch.zeros(len(x) + len(y), *shape)
         if is_mine:
-            values = _in_time(batch, axis, module_id, np.concatenate([x, y]), values_of, memory, device)
+            values = _in_time(batch, axis, module_id, np.concatenate([x, y]), values_of, shape, memory, device)
         own.append(values[: len(x)])
         after.append(values[len(x) :])
     return torch.cat([*own, *after])
@@ -150,10 +157,11 @@ def _in_place(batches: Sequence[JointBatch], module_id: ModuleID, values: Tensor
     sizes = [batch.valid.size for batch in batches]
     first_rows = itertools.accumulate(sizes, initial=0)
     rows = np.concatenate([first + batch.bootstrap_rows for first, batch in zip(first_rows, batches, strict=False)])
-    following = torch.zeros(sum(sizes), n)
-    following[torch.from_numpy(rows)] = torch.cat([x.view(n, -1) for x in afters], dim=1).T
+    each = values.shape[1:]
+    following = torch.zeros(sum(sizes), n, *each)
+    following[torch.from_numpy(rows)] = torch.cat([x.view(n, -1, *each) for x in afters], dim=1).transpose(0, 1)
     return [
-        (x.view(s.rewards.shape), y.view(*batch.valid.shape, n).transpose(1, 2))
+        (x.view(*s.rewards.shape, *each), y.view(*batch.valid.shape, n, *each).transpose(1, 2))
         for batch, s, x, y in zip(
             batches, streams, own.split([s.rewards.size for s in streams]), following.split(sizes), strict=True
         )
@@ -166,6 +174,7 @@ def _in_time(
     module_id: ModuleID,
     obs: np.ndarray,
     values_of: ValuesOf,
+    shape: tuple[int, ...],
     memory: MemoryLayout,
     device: torch.device | str,
 ) -> Tensor:
@@ -176,6 +185,6 @@ def _in_time(
         slice(0, n), torch.tensor(streams.state_in, device=device), memory, {}, VALUE_ROWS
     )
     index = torch.from_numpy(axis.obs_index(batch, n).ravel())
-    values = torch.zeros(len(obs))
+    values = torch.zeros(len(obs), *shape)
     values[index] = values_of(module_id, torch.from_numpy(obs).index_select(0, index), sequences).float().cpu()
     return values

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from ray.rllib.core import ALL_MODULES
 from ray.rllib.core.learner.learner import Learner
 from ray.rllib.core.learner.training_data import TrainingData
 from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
@@ -26,22 +27,31 @@ from thrust_rllib import metrics
 from thrust_rllib.audit import Audit
 from thrust_rllib.connectors.episodes_to_joint_batch import JOINT_BATCH
 from thrust_rllib.coupling_gradients import CouplingGradients, coupling_gradients
+from thrust_rllib.diversity_probe import probe_diversity
+from thrust_rllib.envs.difference import DIFFERENCE_REWARD
+from thrust_rllib.functional import has_head
 from thrust_rllib.gradient_sum import sum_gradients
 from thrust_rllib.joint_batch import JointBatch
-from thrust_rllib.joint_losses import Coefficients, JointLosses, ModuleAxis
+from thrust_rllib.joint_losses import AuxiliarySettings, JointLosses, statistics_of
 from thrust_rllib.joint_rows import JointRows, joint_rows
 from thrust_rllib.learner_checks import check_team
 from thrust_rllib.learners_alike import check_same_update, finish_alike
 from thrust_rllib.minibatch_losses import possibly_compiled_losses
 from thrust_rllib.minibatches import joint_epochs
+from thrust_rllib.module_axis import Coefficients, ModuleAxis
 from thrust_rllib.module_forward import module_values
 from thrust_rllib.optimizer_pass import OptimizerPass
+from thrust_rllib.rl_modules.learner_modules import TEAM_CRITIC
 from thrust_rllib.rl_modules.memory import RecurrentModules
 from thrust_rllib.rollouts import fetch_parts, rollouts_of
 from thrust_rllib.sequences import ModuleSequences
 from thrust_rllib.shared_minibatch import MinibatchShares
 from thrust_rllib.target_kl import KLStops
 from thrust_rllib.team_learner import ACTOR_OPTIMIZER, CRITIC_OPTIMIZER, TeamLearner
+
+DIFFERENCE_SIGNALS = (DIFFERENCE_REWARD,)
+DIVERSITY = "diversity"
+"""Name of the metrics."""
 
 
 class JointPPOLearner(TeamLearner):
@@ -106,6 +116,8 @@ class JointPPOLearner(TeamLearner):
         sampled = sum(len(rollout) for rollout in rollouts)
         batches = self._batches(rollouts)
         check_team(batches, self._module_ids(), self.config.policy_mapping_fn)
+        costs = self._multipliers.measure(batches)
+        batches = self._multipliers.penalise(batches, DIFFERENCE_SIGNALS if self._plan.credit == "difference" else ())
         self.before_gradient_based_update(timesteps=timesteps)
         self._set_schedules(step - sampled)
         self._weights_seq_no += 1
@@ -117,27 +129,44 @@ class JointPPOLearner(TeamLearner):
         self._notices.minibatches(
             units, minibatch_size, self.config.iterate_all_minibatches, self.config.max_minibatches_per_epoch
         )
-        axis = ModuleAxis([len(m.agents) for m in rows.modules.values()], self._device)
+        sizes = {m: len(module.agents) for m, module in rows.modules.items()}
+        critics = self._plan.streams(sizes)
+        axis = ModuleAxis(list(sizes.values()), self._device)
+        critic_axis = axis if critics == sizes else ModuleAxis(list(critics.values()), self._device)
         trained = {m: self.should_module_be_updated(m, None) for m in rows.modules}
         coefficients = Coefficients.of(
             axis,
             [self.config.get_config_for_module(m) for m in rows.modules],
             [float(self._entropy_schedules[m].get_current_value()) for m in rows.modules],
+            critic_axis,
+            [self.config.get_config_for_module(m) for m in critics],
         )
-        coupling_coeffs = {name: s.get_current_value() for name, s in self._coupling_schedules.items()}
+        participants = {**trained, **{critic: True for critic in critics if critic not in trained}}
+        scheduled = {name: s.get_current_value() for name, s in self._coupling_schedules.items()}
+        coupling_coeffs = self._multipliers.coupling_coeffs(scheduled)
         couplings = {name: self.config.cross_agent_losses[name] for name in coupling_coeffs}
-        frozen = torch.tensor([not t for t in trained.values()], device=self._device)
-        passes = self._passes(trained)
+        frozen = torch.tensor([not t for t in participants.values()], device=self._device)
+        passes = self._passes(participants)
         shares = MinibatchShares(rows, self.ranks)
         all_present = bool(rows.present.all())
-        # [m, M] on the host: which modules have a row in a minibatch is asked without waiting for the device.
-        has_rows = None if all_present else axis.any(rows.present).cpu()
+        # [p, M] on the host: which modules have a row in a minibatch is asked without waiting for the device.
+        has_rows = None
+        if not all_present:
+            anybody = rows.present.any(0).expand(len(participants) - len(trained), -1)
+            has_rows = torch.cat([axis.any(rows.present), anybody]).cpu()
+        names = {m: self.head_names[m] for m in sizes} if self.head_names else {}
+        heads = has_head([len(own) for own in names.values()], list(sizes.values()), self._device) if names else None
+        targets = self._auxiliary_settings()
         totals = metrics.UpdateTotals(
-            list(rows.modules), list(self._coupling_schedules), self._device, num_passes=len(passes)
+            statistics_of(names or list(rows.modules), critics, targets.names),
+            list(self.module.keys()),
+            list(self._coupling_schedules),
+            self._device,
+            num_passes=len(passes),
         )
         stops = KLStops(
-            {m: self.config.get_config_for_module(m).target_kl for m in rows.modules},
-            trained,
+            {m: self.config.get_config_for_module(m).target_kl if m in trained else None for m in participants},
+            {m: trained.get(m, False) for m in participants},
             self.config.target_kl_scope,
             self._device,
         )
@@ -167,16 +196,21 @@ class JointPPOLearner(TeamLearner):
                     minibatch,
                     trained,
                     ranks=self.ranks,
+                    critic=self._plan.critic,
                     axis=axis,
+                    critic_axis=critic_axis,
                     coefficients=coefficients,
                     standardize_advantages=self.config.standardize_advantages,
                     all_present=all_present,
                     cross_agent_losses=couplings,
                     cross_agent_coeffs=coupling_coeffs,
+                    heads=heads,
+                    auxiliary=targets,
                 )
-                objectives = self._objectives(losses)
+                objectives = _objectives(losses, len(passes))
                 if look_at_couplings and totals.num_minibatches == 0:
-                    pulls = coupling_gradients(objectives[0], losses.weighted, passes[0].params(), self.ranks)
+                    policies = {m: own for m, own in passes[0].params().items() if m in trained}
+                    pulls = coupling_gradients(objectives[0], losses.weighted, policies, self.ranks)
                 objectives[0] = objectives[0] + losses.coupling
                 steps = stops.stepping(None if has_rows is None else has_rows[:, indices].any(1).tolist())
                 for optimizer_pass, objective in zip(passes, objectives, strict=True):
@@ -190,10 +224,14 @@ class JointPPOLearner(TeamLearner):
                 totals.add(losses, objectives[0], norms, finite, everything_finite, len(indices), stops.stopped)
                 stops.observe(found.approx_kl, losses.counts, everything_finite)
 
-        finish_alike({m: self.module[m].unwrapped() for m in self._module_ids()}, self.ranks, self.config.audit)
+        finish_alike(self._all_modules(), self.ranks, self.config.audit)
         if pulls is not None:
             self._coupling_gradients = pulls.by_name(list(couplings), list(rows.modules))
-        self._log_update(totals, coupling_coeffs, trained, stops.num_stops)
+        interval = self.config.diversity_interval
+        if interval > 0 and (self._weights_seq_no - 1) % interval == 0:
+            policies = {m: self.module[m].unwrapped() for m in rows.modules}
+            self._diversity = probe_diversity(policies, rows.modules, rows.present)
+        self._log_update(totals, coupling_coeffs, trained, stops.num_stops, costs)
         self.after_gradient_based_update(timesteps=timesteps)
         return self.metrics.reduce()
 
@@ -225,7 +263,7 @@ class JointPPOLearner(TeamLearner):
         return joint_rows(
             batches,
             values_of=self._values,
-            memories={m: layout for m, layout in self.memories.items() if m in configs},
+            memories={m: layout for m, layout in self.memories.items() if m in (*configs, TEAM_CRITIC)},
             normalizers=self._value_normalizers,
             gamma={m: config.gamma for m, config in configs.items()},
             lambda_={m: config.lambda_ for m, config in configs.items()},
@@ -233,21 +271,23 @@ class JointPPOLearner(TeamLearner):
             standardize_rollout=self.config.standardize_advantages == "rollout",
             device=self._device,
             ranks=self.ranks,
+            plan=self._plan,
+            auxiliary=tuple(self._auxiliary_schedules),
+            per_head=bool(self.head_names),
         )
 
     @torch.no_grad()
     def _values(self, module_id: ModuleID, obs: Tensor, sequences: ModuleSequences | None) -> Tensor:
-        """Values [R] of observations [R, …]."""
-        return module_values(self.module[module_id].unwrapped(), obs.to(self._device), sequences)
+        """Values [R] of observations [R, …], or [R, N] where the team's critic has one for each agent."""
+        values = module_values(self.module[module_id].unwrapped(), obs.to(self._device), sequences)
+        return values.squeeze(-1) if module_id == TEAM_CRITIC and self._plan.of_team else values
 
     def _passes(self, trained: Mapping[ModuleID, bool]) -> list[OptimizerPass]:
-        """The optimizers that step in each minibatch: one pass, or actor then critic with `critic_lr`."""
+        """The optimizers that step in each minibatch: one pass, or actors then their critics with `critic_lr`."""
         passes = []
         for name in (ACTOR_OPTIMIZER, CRITIC_OPTIMIZER):
-            registered = {
-                m: self._named_optimizers[f"{m}_{name}"] for m in trained if f"{m}_{name}" in self._named_optimizers
-            }
-            if registered:
+            registered = {m: self.optimizers_of(m, name) for m in trained}
+            if any(registered.values()):
                 passes.append(
                     OptimizerPass(
                         optimizers=registered,
@@ -255,17 +295,18 @@ class JointPPOLearner(TeamLearner):
                         grad_clip={m: self.config.get_config_for_module(m).grad_clip for m in registered},
                         grad_clip_by=self.config.grad_clip_by,
                         device=self._device,
+                        joint_clip=self.config.grad_clip if self.config.clip_jointly else None,
                     )
                 )
         return passes
 
-    def _objectives(self, losses: JointLosses) -> list[Tensor]:
-        """What each pass minimises beside the couplings: everything, or with `critic_lr` the actors, then the critics.
-
-        The couplings belong to the first pass.
-        """
-        actor, critic = losses.actor.sum(), losses.critic.sum()
-        return [actor + critic] if self.config.critic_lr is None else [actor, critic]
+    def _auxiliary_settings(self) -> AuxiliarySettings:
+        weights = [float(schedule.get_current_value()) for schedule in self._auxiliary_schedules.values()]
+        return AuxiliarySettings(
+            tuple(self._auxiliary_schedules),
+            tuple(target.loss for target in self.config.auxiliary_targets),
+            torch.tensor(weights, device=self._device),
+        )
 
     # --- what is reported -----------------------------------------------------------------------------------------
 
@@ -275,11 +316,17 @@ class JointPPOLearner(TeamLearner):
         coupling_coeffs: Mapping[str, Any],
         trained: Mapping[ModuleID, bool],
         num_kl_stops: Mapping[ModuleID, int],
+        costs: Mapping[str, float],
     ) -> None:
         summary = totals.summary()
-        self._entropy_guard.count({m: values.get("entropy") for m, values in summary.modules.items()}, trained)
+        stepped = summary.num_minibatches > summary.num_non_finite
+        self._multipliers.update({**costs, **(summary.couplings if stepped else {})})
+        self._entropy_guard.count({m: summary.modules[m].get("entropy") for m in trained}, trained)
         self._notices.non_finite(summary)
         self._log_trainable_parameters()  # RLlib logs them once; from the second iteration on they would be NaN
+        shared = {**self._multipliers.metrics(), **({DIVERSITY: self._diversity} if self._diversity else {})}
+        if shared:
+            self.metrics.log_dict(shared, key=ALL_MODULES, window=1)
         metrics.log_update(
             self.metrics,
             summary,
@@ -292,3 +339,12 @@ class JointPPOLearner(TeamLearner):
             low_entropy_updates=self._entropy_guard.low_updates,
             traffic=self.ranks.take_traffic(),
         )
+
+
+def _objectives(losses: JointLosses, num_passes: int) -> list[Tensor]:
+    """What each pass minimises beside the couplings: everything, or with two passes the actors, then the critics.
+
+    The couplings belong to the first pass.
+    """
+    actor, critic = losses.actor.sum(), losses.critic.sum()
+    return [actor + critic] if num_passes == 1 else [actor, critic]

@@ -6,20 +6,22 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from ray.rllib.core.columns import Columns
 from ray.rllib.core.rl_module.apis import ValueFunctionAPI
 
 from thrust_rllib.cross_agent_losses import CrossAgentLoss
 from thrust_rllib.joint_batch import JointBatch, ModuleID
-from thrust_rllib.rl_modules.memory import MemoryLayout, RecurrentModules
+from thrust_rllib.rl_modules.memory import MemoryLayout, RecurrentModules, in_first_state
 from thrust_rllib.rl_modules.mlp import ENCODER_FEATURES
 from thrust_rllib.teams import AgentToModule
 
 
 def check_modules(
-    modules: Mapping[ModuleID, Any], losses: Mapping[str, CrossAgentLoss], device: torch.device | str
+    modules: Mapping[ModuleID, Any],
+    losses: Mapping[str, CrossAgentLoss],
+    device: torch.device | str,
+    with_values: bool = True,
 ) -> None:
-    """Checks that every module has values and, where a coupling reads them, features.
+    """Checks that every policy has values, if it needs them, and, where a coupling reads them, features.
 
     For the features two rows of zeros are tried.
 
@@ -30,7 +32,7 @@ def check_modules(
     readers = [name for name, loss in losses.items() if getattr(loss, "needs_features", False)]
     for module_id, module in modules.items():
         _check_initial_state(module_id, module)
-        if not isinstance(module, ValueFunctionAPI):
+        if with_values and not isinstance(module, ValueFunctionAPI):
             raise ValueError(
                 f"module {module_id!r} ({type(module).__name__}) has no value function; derive it from RLlib's "
                 "ValueFunctionAPI, too, and implement compute_values(batch, embeddings=None), which returns values "
@@ -38,8 +40,9 @@ def check_modules(
             )
         if not readers:
             continue
+        zeros = torch.zeros(2, *module.observation_space.shape, device=device)
         with torch.no_grad():
-            outputs = module.forward_train(_two_rows(module, device))
+            outputs = module.forward_train(in_first_state(module, zeros))
         if ENCODER_FEATURES not in outputs:
             raise ValueError(
                 f"cross-agent loss {readers[0]!r} reads the agents' features, but module {module_id!r} "
@@ -56,13 +59,6 @@ def _check_initial_state(module_id: ModuleID, module: Any) -> None:
             f"module {module_id!r} ({type(module).__name__}): get_initial_state() returns another state each time; "
             "needed: the same one, since runners and learner ask for it"
         )
-
-
-def _two_rows(module: Any, device: torch.device | str) -> dict[str, Any]:
-    columns = {Columns.OBS: torch.zeros(2, *module.observation_space.shape, device=device)}
-    if (memory := MemoryLayout.of(module)) is None:
-        return columns
-    return memory.one_step(columns, torch.from_numpy(memory.initial).to(device).expand(2, -1))
 
 
 def check_sequences(recurrent: RecurrentModules, config: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from thrust_rllib.functional import RunningMoments
 from thrust_rllib.joint_batch import ModuleID
-from thrust_rllib.joint_losses import STATISTICS, Decisive, JointLosses
+from thrust_rllib.joint_losses import Decisive, JointLosses
 from thrust_rllib.ranks import Traffic
 
 TOTAL_LOSS = "total_loss"
@@ -38,15 +38,15 @@ COLLECTIVE_SECONDS = "collective_seconds"
 
 
 def finite_parts(found: Decisive, norms: Tensor, frozen: Tensor) -> Tensor:
-    """What was finite in a minibatch, bool [m + 1]: each module, and last the couplings.
+    """What was finite in a minibatch, bool [p + 1]: each module and the team's critic, and last the couplings.
 
     A number that is not finite spreads through a coupling to everybody's gradients. Only the source is marked: modules
     whose own loss is not finite; else the couplings; else modules whose gradient is not.
 
     Args:
         found: of the minibatch.
-        norms: [passes, m] global gradient norms.
-        frozen: bool [m]; the loss of a module that takes no step stops nobody, unless it reaches a coupling.
+        norms: [passes, p] global gradient norms.
+        frozen: bool [p]; the loss of a module that takes no step stops nobody, unless it reaches a coupling.
     """
     coupling = ~torch.isfinite(found.coupling)
     loss = ~torch.isfinite(found.total) & (~frozen | coupling)
@@ -80,20 +80,30 @@ class UpdateTotals:
     """Adds up the statistics of an update on the device.
 
     Args:
-        module_ids: in the order of the modules.
+        names: {module, or the team's critic: the statistics that it has}.
+        networks: those of them that are a module, and have gradients.
         couplings: names in the order of the couplings.
         device: of the losses.
         num_passes: 1, or 2 with a critic optimizer.
     """
 
     def __init__(
-        self, module_ids: list[ModuleID], couplings: list[str], device: torch.device | str, num_passes: int
+        self,
+        names: Mapping[ModuleID, Sequence[str | None]],
+        networks: Collection[ModuleID],
+        couplings: list[str],
+        device: torch.device | str,
+        num_passes: int,
     ) -> None:
-        self._module_ids = module_ids
+        norms = GRADIENT_NORMS[:num_passes]
+        self._names = {
+            m: [*own, TOTAL_LOSS, *(norms if m in networks else [None] * num_passes)] for m, own in names.items()
+        }
+        num_statistics = len(next(iter(self._names.values())))
+        self._module_ids = list(names)
         self._couplings = couplings
-        m = len(module_ids)
-        self._names = [*STATISTICS, TOTAL_LOSS, *GRADIENT_NORMS[:num_passes]]
-        self._statistics = torch.zeros(len(self._names) + 2, m, device=device)  # and rows, and steps
+        m = len(names)
+        self._statistics = torch.zeros(num_statistics + 2, m, device=device)  # and rows, and steps
         self._one = torch.ones(1, m, device=device)
         self._shared = torch.zeros(len(couplings) + 3, device=device)
         self._non_finite = torch.zeros(m + 1, device=device)
@@ -115,7 +125,7 @@ class UpdateTotals:
 
         One that was skipped is only counted.
         """
-        total = losses.actor + losses.critic
+        total = losses.total
         statistics = torch.cat([losses.statistics, total[None], norms, losses.counts[None], self._one])
         one = torch.ones((), device=statistics.device)
         shared = torch.cat([losses.couplings, torch.stack([losses.coupling, objective, one])])
@@ -135,7 +145,11 @@ class UpdateTotals:
         nowhere = [int(n) for n in self._non_finite.tolist()]
         return UpdateSummary(
             modules={
-                m: {name: value / steps[m] for name, value in zip(self._names, values, strict=False) if steps[m]}
+                m: {
+                    name: value / steps[m]
+                    for name, value in zip(self._names[m], values, strict=False)
+                    if steps[m] and name is not None
+                }
                 for m, values in sums.items()
             },
             couplings={name: value / max(taken, 1) for name, value in zip(self._couplings, shared, strict=False)},
@@ -174,17 +188,15 @@ def log_update(
     taken = summary.num_minibatches - summary.num_non_finite
     for module_id, values in summary.modules.items():
         rows = summary.module_rows_trained[module_id]
-        if values:
-            logger.log_dict(values, key=module_id, window=1)
-        logger.log_dict(
-            {
-                "curr_entropy_coeff": entropy_coeffs[module_id],
-                WEIGHTS_SEQ_NO: weights_seq_no,
-                MODULE_TRAIN_BATCH_SIZE_MEAN: rows / max(summary.module_steps[module_id], 1),
-            },
-            key=module_id,
-            window=1,
-        )
+        for name, value in values.items():
+            logger.log_value((module_id, *name.split("/")), value, window=1)
+        numbers = {
+            WEIGHTS_SEQ_NO: weights_seq_no,
+            MODULE_TRAIN_BATCH_SIZE_MEAN: rows / max(summary.module_steps[module_id], 1),
+        }
+        if module_id in entropy_coeffs:
+            numbers["curr_entropy_coeff"] = entropy_coeffs[module_id]
+        logger.log_dict(numbers, key=module_id, window=1)
         if module_id in value_normalizers:
             moments = value_normalizers[module_id]
             logger.log_dict(
@@ -195,8 +207,9 @@ def log_update(
         for name, modules in coupling_gradients.items():
             if module_id in modules:  # one that was added since has no numbers yet
                 logger.log_dict(dict(modules[module_id]), key=(module_id, COUPLING_GRADIENT, name), window=1)
-        logger.log_value((module_id, NUM_KL_STOPS), num_kl_stops[module_id], reduce="sum")
-        logger.log_value((module_id, LOW_ENTROPY_UPDATES), low_entropy_updates[module_id], reduce="max", window=1)
+        if module_id in low_entropy_updates:
+            logger.log_value((module_id, NUM_KL_STOPS), num_kl_stops[module_id], reduce="sum")
+            logger.log_value((module_id, LOW_ENTROPY_UPDATES), low_entropy_updates[module_id], reduce="max", window=1)
         logger.log_value((module_id, NUM_MODULE_STEPS_TRAINED), rows, reduce="sum")
         logger.log_value((module_id, NUM_MODULE_STEPS_TRAINED_LIFETIME), rows, reduce="lifetime_sum")
     shared: dict[str, Any] = {NUM_MINIBATCH_STEPS: taken}
@@ -213,7 +226,7 @@ def log_update(
         shared[CROSS_AGENT_COEFF] = dict(coupling_coeffs)
     logger.log_dict(shared, key=ALL_MODULES, window=1)
     logger.log_value((ALL_MODULES, NUM_NON_FINITE_MINIBATCHES), summary.num_non_finite, reduce="lifetime_sum")
-    module_steps = sum(summary.module_rows_trained.values())
+    module_steps = sum(rows for m, rows in summary.module_rows_trained.items() if m in entropy_coeffs)
     for name, count in ((NUM_ENV_STEPS_TRAINED, summary.rows_trained), (NUM_MODULE_STEPS_TRAINED, module_steps)):
         logger.log_value((ALL_MODULES, name), count, reduce="sum")
     for name, count in (

@@ -9,9 +9,10 @@ import torch
 
 from thrust_rllib.cross_agent_losses import CrossAgentLoss
 from thrust_rllib.joint_batch import ModuleID
-from thrust_rllib.joint_losses import JointLosses, compute_joint_losses, forward_team
+from thrust_rllib.joint_losses import JointLosses, compute_joint_losses
 from thrust_rllib.ranks import Ranks
 from thrust_rllib.shared_minibatch import SharedMinibatch, outputs_of_all
+from thrust_rllib.team_outputs import forward_team
 
 MinibatchLosses = Callable[..., JointLosses]
 
@@ -22,11 +23,12 @@ def minibatch_losses(
     trained: Mapping[ModuleID, bool],
     *,
     ranks: Ranks,
+    critic: str,
     cross_agent_losses: Mapping[str, CrossAgentLoss],
     **settings: Any,
 ) -> JointLosses:
     """`compute_joint_losses` of the whole minibatch, of which `forward_team` runs on this learner's rows."""
-    own = forward_team(module, minibatch.own, trained)
+    own = forward_team(module, minibatch.own, trained, critic)
     outputs = outputs_of_all(own, minibatch.sizes, ranks, cross_agent_losses.values())
     return compute_joint_losses(outputs, minibatch.whole, cross_agent_losses=cross_agent_losses, **settings)
 

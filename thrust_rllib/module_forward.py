@@ -16,37 +16,42 @@ _VALUES = "values"
 
 @dataclass(frozen=True)
 class ModuleOutputs:
-    """Of R rows: logits [R, A] (unmasked), values [R], and features [R, D] or None."""
+    """Of R rows: logits [R, A] (unmasked), values [R] or None, and features [R, D] or None."""
 
     logits: Tensor
-    values: Tensor
+    values: Tensor | None
     features: Tensor | None
 
 
-def forward_module(rl_module: Any, obs: Tensor, sequences: ModuleSequences | None) -> ModuleOutputs:
+def forward_module(
+    rl_module: Any, obs: Tensor, sequences: ModuleSequences | None, with_values: bool = True
+) -> ModuleOutputs:
     """Runs a module in training mode.
 
     Args:
-        rl_module: with RLlib's `ValueFunctionAPI`.
+        rl_module: with RLlib's `ValueFunctionAPI`, where values are asked for.
         obs: [R, …].
         sequences: of a recurrent module.
+        with_values: whether its values are.
     """
 
     def forward(batch: dict[str, Any]) -> dict[str, Tensor]:
         trained = rl_module.forward_train(batch)
         logits = trained[Columns.ACTION_DIST_INPUTS]
-        values = rl_module.compute_values(batch, embeddings=trained.get(Columns.EMBEDDINGS))
-        found = {Columns.ACTION_DIST_INPUTS: logits, _VALUES: values.view(logits.shape[:-1])}
+        found = {Columns.ACTION_DIST_INPUTS: logits}
+        if with_values:
+            values = rl_module.compute_values(batch, embeddings=trained.get(Columns.EMBEDDINGS))
+            found[_VALUES] = values.view(logits.shape[:-1])
         if ENCODER_FEATURES in trained:
             found[ENCODER_FEATURES] = trained[ENCODER_FEATURES]
         return found
 
     outputs = forward({Columns.OBS: obs}) if sequences is None else sequences.run(obs, forward)
-    return ModuleOutputs(outputs[Columns.ACTION_DIST_INPUTS], outputs[_VALUES], outputs.get(ENCODER_FEATURES))
+    return ModuleOutputs(outputs[Columns.ACTION_DIST_INPUTS], outputs.get(_VALUES), outputs.get(ENCODER_FEATURES))
 
 
 def module_values(rl_module: Any, obs: Tensor, sequences: ModuleSequences | None) -> Tensor:
-    """Values [R] of observations [R, …]; see `forward_module`."""
+    """Values [R] of observations [R, …], or [R, V] as the module gives them; see `forward_module`."""
     if sequences is None:
         return rl_module.compute_values({Columns.OBS: obs})
     return sequences.run(obs, lambda batch: {_VALUES: rl_module.compute_values(batch)})[_VALUES]

@@ -13,13 +13,20 @@ from torch.optim.adam import adam
 from thrust_rllib import functional as F
 from thrust_rllib.joint_batch import ModuleID
 
+DECOUPLED = "decoupled_weight_decay"
+"""Name of the number by which torch makes AdamW of Adam."""
 
-def make_adam(params: Sequence[Tensor]) -> torch.optim.Adam:
+
+def make_adam(params: Sequence[Tensor], weight_decay: float = 0.0) -> torch.optim.Adam:
     """Adam with torch's fused kernel, or without where there is a parameter between whose numbers lie others.
+
+    With a weight decay AdamW, which shrinks each parameter by lr · weight_decay of it in each step.
 
     The kernel is three times faster on a small network, and skips a step by a tensor instead of an `if`.
     """
     dense = all(torch.empty_like(p, device="meta").stride() == p.stride() for p in params)
+    if weight_decay:
+        return torch.optim.AdamW(params, fused=dense, weight_decay=weight_decay)
     return torch.optim.Adam(params, fused=dense)
 
 
@@ -35,30 +42,33 @@ def laid_out_as(x: Tensor, param: Tensor) -> Tensor:
 
 
 class OptimizerPass:
-    """The gradients of one objective, clipped per module and applied by one optimizer per module.
+    """The gradients of one objective, clipped per module and applied by each module's own optimizers.
 
     Args:
-        optimizers: {module: its optimizer}, in the order of the modules.
+        optimizers: {module: its optimizers; more than one where other networks belong to it, none where this pass does
+            not move it}, in the order of the modules.
         trained: {module: bool}; nothing of a frozen module moves, optimizer state included.
         grad_clip: {module: limit, or None}.
         grad_clip_by: "global_norm", "norm" or "value", as in RLlib.
         device: of the parameters.
+        joint_clip: limit of one global norm over all modules, in place of theirs.
     """
 
     def __init__(
         self,
-        optimizers: Mapping[ModuleID, torch.optim.Optimizer],
+        optimizers: Mapping[ModuleID, Sequence[torch.optim.Optimizer]],
         trained: Mapping[ModuleID, bool],
         grad_clip: Mapping[ModuleID, float | None],
         grad_clip_by: str,
         device: torch.device | str,
+        joint_clip: float | None = None,
     ) -> None:
         self.all_params: list[Tensor] = []
         """Of all trained modules, one behind the other."""
         modules: list[int] = []
         self._slices: dict[ModuleID, slice] = {}
-        for index, (module_id, optimizer) in enumerate(optimizers.items()):
-            mine = [p for group in optimizer.param_groups for p in group["params"]] if trained[module_id] else []
+        for index, (module_id, own) in enumerate(optimizers.items()):
+            mine = [p for optimizer in own for p in _params(optimizer)] if trained[module_id] else []
             self._slices[module_id] = slice(len(self.all_params), len(self.all_params) + len(mine))
             self.all_params += mine
             modules += [index] * len(mine)
@@ -69,7 +79,8 @@ class OptimizerPass:
             math.inf if limit is None or grad_clip_by != "global_norm" else limit for limit in self._limits.values()
         ]
         self._max_norms = torch.tensor(norms, dtype=torch.float32, device=device)
-        self._steps = _steps(optimizers, self._slices)
+        self._joint_clip = joint_clip
+        self._steps = _steps([optimizer for m, own in optimizers.items() if trained[m] for optimizer in own])
         self.all_grads: list[Tensor | None] = []
         """Of `all_params`, since `compute_gradients`."""
 
@@ -93,7 +104,7 @@ class OptimizerPass:
             self.all_grads = [None] * len(self.all_params)
         if steps is not None:
             for module_id, mine in self._slices.items():
-                if not steps[module_id]:
+                if not steps.get(module_id, True):
                     self.all_grads[mine] = [None] * (mine.stop - mine.start)
 
     def params(self) -> dict[ModuleID, list[Tensor]]:
@@ -106,6 +117,10 @@ class OptimizerPass:
 
     def clip(self) -> Tensor:
         """Clips each module's gradients on their own; returns their global norms before that, [m] (0 if frozen)."""
+        if self._joint_clip is not None:
+            norms = F.global_norms(self.all_grads, self._module_of, len(self._max_norms))
+            F.clip_by_global_norm_(self.all_grads, self._joint_clip)
+            return norms
         norms = F.clip_by_global_norms_(self.all_grads, self._module_of, self._max_norms)
         if self._clip_by != "global_norm":
             clip = F.clip_by_value_ if self._clip_by == "value" else F.clip_by_norm_
@@ -209,31 +224,41 @@ class _OwnStep:
             param.grad = None
 
 
-def _steps(optimizers: Mapping[ModuleID, torch.optim.Optimizer], slices: Mapping[ModuleID, slice]) -> list[Any]:
+def _params(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def _steps(optimizers: Sequence[torch.optim.Optimizer]) -> list[Any]:
+    """What steps the parameters of all optimizers, one behind the other."""
     together: dict[tuple[Any, ...], _AdamStep] = {}
     alone = []
-    for module_id, optimizer in optimizers.items():
-        start = slices[module_id].start
-        params = [p for group in optimizer.param_groups for p in group["params"]]
-        if slices[module_id].stop == start:
-            continue
+    start = 0
+    for optimizer in optimizers:
         if not _is_plain_adam(optimizer):
+            params = _params(optimizer)
             alone.append(_OwnStep(optimizer, params, start))
+            start += len(params)
             continue
         for group in optimizer.param_groups:
             numbers = {name: group[name] for name in ("lr", "eps", "weight_decay", "amsgrad", "maximize")}
             numbers["beta1"], numbers["beta2"] = group["betas"]
+            if group.get(DECOUPLED):
+                numbers[DECOUPLED] = True
             step = together.setdefault(tuple(numbers.values()), _AdamStep(numbers))
             step.take(optimizer, group["params"], start)
             start += len(group["params"])
     return [*together.values(), *alone]
 
 
+def _is_adam_with_decay(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether it is an AdamW that is Adam's kernel with another number, as since torch 2.7."""
+    return type(optimizer) is torch.optim.AdamW and all(group.get(DECOUPLED) for group in optimizer.param_groups)
+
+
 def _is_plain_adam(optimizer: torch.optim.Optimizer) -> bool:
     return (
-        type(optimizer) is torch.optim.Adam
+        (type(optimizer) is torch.optim.Adam or _is_adam_with_decay(optimizer))
         and all(group["fused"] and not group["amsgrad"] for group in optimizer.param_groups)
-        and not any(group.get("decoupled_weight_decay") for group in optimizer.param_groups)  # newer than torch 2.6
         and not any(isinstance(group["lr"], Tensor) for group in optimizer.param_groups)
         and "step" not in vars(optimizer)
         and not optimizer._optimizer_step_pre_hooks

@@ -23,6 +23,7 @@ from thrust_rllib.connectors.team_memory import TeamMemory
 from thrust_rllib.connectors.team_observations import TeamObservations
 from thrust_rllib.connectors.user_pieces import check_spaces_behind_pieces, user_pieces
 from thrust_rllib.envs.multi_agent_vector import MultiAgentVector, make_multi_agent_env
+from thrust_rllib.rl_modules.heads import asks_per_head
 from thrust_rllib.teams import DeclaredTeam
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ def module_to_env(config: JointPPOConfig, env: Any, spaces: Any) -> ModuleToEnvP
                 store_inputs=config.normalize_observations,
                 store_outputs=bool(pieces),
                 audit=config.audit,
+                per_head=asks_per_head(config),
             )
         )
     return ModuleToEnvPipeline(*_env_spaces(spaces, env), connectors=pieces)
@@ -105,6 +107,7 @@ def learner(config: JointPPOConfig, observation_space: Any, action_space: Any) -
                 audit=config.audit,
                 with_extra_step=bool(own),
                 whole_episodes=config.batch_mode == "complete_episodes",
+                per_head=asks_per_head(config),
             )
         )
     return LearnerConnectorPipeline(observation_space, action_space, connectors=pieces)

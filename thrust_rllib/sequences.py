@@ -11,7 +11,7 @@ do not run through it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -158,6 +158,13 @@ class RowSequences:
         """Of the given rows."""
         present = None if self.present is None else self.present[:, rows]
         return RowSequences(self.unit[rows], self.fresh[rows], self.begins[rows], present)
+
+    def of_team(self) -> RowSequences:
+        """The same rows for one who acts where anybody does."""
+        if self.present is None:
+            return self
+        anybody = np.asarray(self.present.any(0, keepdims=True))
+        return replace(self, present=None if anybody.all() else anybody)
 
     def units(self) -> Units:
         """All rows, sequence after sequence, each in the order of time: what minibatches are made of."""

@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.nn import functional as nn
 
 from thrust_rllib.cross_agent_losses import CrossAgentLoss, reads_features
-from thrust_rllib.joint_losses import TeamOutputs
 from thrust_rllib.joint_rows import JointRows
 from thrust_rllib.ranks import Ranks
+from thrust_rllib.team_outputs import TeamOutputs
 
 
 @dataclass(frozen=True)
@@ -88,17 +88,25 @@ def outputs_of_all(
     """
     if ranks.size == 1:
         return outputs
-    team = torch.stack([outputs.logp, outputs.entropy, outputs.values])  # [3, N, b]
+    others = [x for x in (outputs.head_logp, outputs.head_entropy, outputs.predictions) if x is not None]
+    team = torch.cat([torch.stack([outputs.logp, outputs.entropy]), *others])  # [C, N, b]
     agents = [outputs.features if any(map(reads_features, couplings)) else {}, outputs.logits if couplings else {}]
-    parts = [team.flatten(0, 1).T, *(x for by_agent in agents for x in by_agent.values())]
-    own = torch.cat(parts, dim=1)[: sizes[ranks.rank]]  # [b, W]
-    gathered = ranks.gather(nn.pad(own.detach(), (0, 0, 0, max(sizes) - len(own))))
-    slices = [rows[:size] for rows, size in zip(gathered, sizes, strict=True)]
-    slices[ranks.rank] = own
-    columns = iter(torch.cat(slices).split([part.shape[1] for part in parts], dim=1))
-    logp, entropy, values = next(columns).T.unflatten(0, team.shape[:2])
+    parts = [team.flatten(0, 1).T, outputs.values.T, *(x for by_agent in agents for x in by_agent.values())]
+    parts = [part[: sizes[ranks.rank]] for part in parts]
+    own = torch.cat(parts, dim=1).detach()  # [b, W]
+    gathered = ranks.gather(nn.pad(own, (0, 0, 0, max(sizes) - len(own))))
+    widths = [part.shape[1] for part in parts]
+    slices = [list(rows[:size].split(widths, dim=1)) for rows, size in zip(gathered, sizes, strict=True)]
+    slices[ranks.rank] = parts  # one by one: what an objective does not read has no gradient, instead of zeros
+    columns = map(torch.cat, zip(*slices, strict=True))
+    logp, entropy, *rest = next(columns).T.unflatten(0, team.shape[:2]).split([1, 1, *(len(x) for x in others)])
+    values = next(columns).T
+    by_name = iter(rest)
+    head_logp, head_entropy, predictions = (
+        None if x is None else next(by_name) for x in (outputs.head_logp, outputs.head_entropy, outputs.predictions)
+    )
     features, logits = (
         {agent: next(columns) if x.requires_grad else next(columns).detach() for agent, x in by_agent.items()}
         for by_agent in agents
     )
-    return TeamOutputs(logp, entropy, values, features, logits)
+    return TeamOutputs(logp[0], entropy[0], values, features, logits, head_logp, head_entropy, predictions)

@@ -97,7 +97,7 @@ class TeamAlgorithm(StatefulAlgorithm):
             new_should_module_be_updated=change.policies_to_train,
         )
         self.learner_group.set_agent_to_module(change.mapping)
-        self._take_in_team(dataclasses.replace(change, rl_module_spec=specs))
+        self._take_in_team(dataclasses.replace(change, rl_module_spec=team_changes.policies_in(specs)))
         return specs
 
     @override(Algorithm)
@@ -135,7 +135,7 @@ class TeamAlgorithm(StatefulAlgorithm):
         self._ask_whether_it_can_train(change)
         self.learner_group.set_agent_to_module(change.mapping)
         specs = self.learner_group.remove_module(module_id, new_should_module_be_updated=change.policies_to_train)
-        self._take_in_team(dataclasses.replace(change, rl_module_spec=specs))
+        self._take_in_team(dataclasses.replace(change, rl_module_spec=team_changes.policies_in(specs)))
         for key in team_changes.metrics_of(module_id):
             self.metrics.delete(*key, key_error=False)
         return specs
@@ -240,8 +240,9 @@ class TeamAlgorithm(StatefulAlgorithm):
 
         Args:
             path: of a checkpoint of any run.
-            modules: {module here: module of the checkpoint}; several may take from the same one. None takes all that
-                have the same name.
+            modules: {module here: module of the checkpoint}; several may take from the same one. None takes all
+                policies that have the same name; a critic of the team is taken where it is named, {"team_critic":
+                "team_critic"}.
             noise: to every number of a parameter is added a normal one, times this, times the deviation of that
                 parameter's numbers; drawn from the configuration's seed and the module's name. Modules that start from
                 one differ by it.
@@ -250,7 +251,7 @@ class TeamAlgorithm(StatefulAlgorithm):
             ValueError: no checkpoint, an unknown module, networks of different shapes, or noise below 0. Nothing has
                 changed then.
         """
-        parts = warm_start.read_parts(path, modules, sorted(self.config.policies), noise)
+        parts = warm_start.read_parts(path, modules, sorted(self.config.policies), noise, self.config.learner_modules)
         connectors = self._connector_state()
         moments = warm_start.observation_moments(parts, connectors[COMPONENT_ENV_TO_MODULE_CONNECTOR])
         self.learner_group.ask_first(warm_start.check_shapes, parts=parts)

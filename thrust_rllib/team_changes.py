@@ -22,6 +22,7 @@ from thrust_rllib.envs.names import nearest
 from thrust_rllib.envs.spaces import equal_spaces
 from thrust_rllib.joint_batch import ModuleID
 from thrust_rllib.learner_checks import check_modules, check_sequences
+from thrust_rllib.rl_modules.learner_modules import LEARNER_MODULES
 from thrust_rllib.rl_modules.memory import RecurrentModules
 from thrust_rllib.rl_modules.recurrent import module_class_for
 from thrust_rllib.sampling.agent_groups import agent_groups
@@ -97,7 +98,12 @@ def with_module(
     Raises:
         ValueError: see `JointPPO.add_module`.
     """
+    _check_no_heads(config)
     _check_name(module_id)
+    if module_id in LEARNER_MODULES:
+        raise ValueError(
+            f"a policy cannot be called {module_id!r}: a module of the learner's own is; name it otherwise"
+        )
     if module_id in config.policies:
         raise ValueError(f"there is a module {module_id!r} already; choose another name than {sorted(config.policies)}")
     spec = _plain_spec(module_id, module_spec)
@@ -129,6 +135,7 @@ def without_module(
     Raises:
         ValueError: see `JointPPO.remove_module`.
     """
+    _check_no_heads(config)
     if module_id not in config.policies:
         raise ValueError(
             f"there is no module {module_id!r}; the modules are {sorted(config.policies)}"
@@ -152,8 +159,15 @@ def without_module(
 
 
 def specs_in(learner: Any) -> dict[ModuleID, RLModuleSpec]:
-    """{module: spec} of a learner's modules."""
-    return {m: RLModuleSpec.from_module(learner.module[m].unwrapped()) for m in sorted(learner.module.keys())}
+    """{module: spec} of a learner's policies."""
+    return {m: RLModuleSpec.from_module(learner.module[m].unwrapped()) for m in learner._module_ids()}
+
+
+def policies_in(specs: MultiRLModuleSpec) -> MultiRLModuleSpec:
+    """A copy without the modules that only learners have: those come anew out of the configuration."""
+    found = copy.deepcopy(specs)
+    found.remove_modules([m for m in LEARNER_MODULES if m in found.rl_module_specs])
+    return found
 
 
 def metrics_of(module_id: ModuleID) -> list[tuple[str, ...]]:
@@ -179,11 +193,17 @@ def check_trainable(
     Raises:
         ValueError: why it could not.
     """
-    modules = {m: learner.module[m].unwrapped() for m in change.policies if m != module_id}
+    staying = [*change.policies, *LEARNER_MODULES]
+    modules = {m: own for m, own in learner._all_modules().items() if m in staying}
     if spec is not None:
         with torch.random.fork_rng(devices=[]):  # weights of a trial are nobody's
             added = {module_id: _built(module_id, spec).to(learner._device)}
-            check_modules(added, learner.config.cross_agent_losses, learner._device)
+            check_modules(
+                added,
+                learner.config.cross_agent_losses,
+                learner._device,
+                with_values=not learner.config.critic_plan.has_network,
+            )
         modules |= added
     check_sequences(RecurrentModules.of(modules), learner.config)
 
@@ -212,6 +232,16 @@ def _built(module_id: ModuleID, spec: RLModuleSpec) -> Any:
             f"module {module_id!r} ({type(module).__name__}) is no torch module; derive it from TorchRLModule"
         )
     return module
+
+
+def _check_no_heads(config: JointPPOConfig) -> None:
+    if config.auxiliary_targets:
+        names = [target.name for target in config.auxiliary_targets]
+        raise ValueError(
+            f"modules cannot come or go while auxiliary_targets {names} are trained: the heads that predict them are "
+            "built once, for the policies of the start. Build a new algorithm with the team that you want and "
+            "warm_start it from a checkpoint of this one, or train without auxiliary_targets."
+        )
 
 
 def _check_name(module_id: Any) -> None:

@@ -21,10 +21,14 @@ from thrust_rllib.connectors.carry_over import carry_over
 from thrust_rllib.entropy_guard import EntropyGuard
 from thrust_rllib.learner_checks import check_modules, check_sequences, prepare_couplings
 from thrust_rllib.learners_alike import start_alike
+from thrust_rllib.multipliers import Multipliers
 from thrust_rllib.notices import Notices
 from thrust_rllib.optimizer_pass import laid_out_as, make_adam
 from thrust_rllib.ranks import Ranks
+from thrust_rllib.rl_modules.heads import asks_per_head, module_head_names
+from thrust_rllib.rl_modules.learner_modules import AUXILIARY_HEADS, LEARNER_MODULES, TEAM_CRITIC
 from thrust_rllib.rl_modules.memory import RecurrentModules
+from thrust_rllib.team_credit import CriticPlan
 from thrust_rllib.teams import AgentToModule
 
 ACTOR_OPTIMIZER = "default_optimizer"
@@ -49,6 +53,7 @@ class TeamLearner(TorchLearner):
     def build(self) -> None:
         super().build()
         config = self.config
+        self._plan: CriticPlan = config.critic_plan
         self.ranks = self.make_ranks()
         self._coupling_schedules = {
             name: self._schedule(config.cross_agent_coeffs.get(name, 1.0)) for name in sorted(config.cross_agent_losses)
@@ -60,6 +65,10 @@ class TeamLearner(TorchLearner):
         else:
             self._generator.manual_seed(config.seed)
         self._notices = Notices(quiet=self.ranks.rank > 0)
+        self._multipliers = Multipliers(config.constraints, quiet=self.ranks.rank > 0)
+        self._auxiliary_schedules = {target.name: self._schedule(target.weight) for target in config.auxiliary_targets}
+        # {group of modules: {statistic: number}} of the last update that asked for it.
+        self._diversity: dict[str, dict[str, float]] = {}
         # {coupling: {module: {norm, norm_ratio, cosine}}} of the last update that looked at them.
         self._coupling_gradients: dict[str, dict[ModuleID, dict[str, float]]] = {}
         self._entropy_schedules: dict[ModuleID, Scheduler] = {}
@@ -74,20 +83,24 @@ class TeamLearner(TorchLearner):
     def _take_in_modules(self) -> None:
         """Gives every module what the learner keeps for it, and all learners the same modules to begin with."""
         config, ids = self.config, self._module_ids()
-        modules = {m: self.module[m].unwrapped() for m in ids}
-        check_modules(modules, config.cross_agent_losses, self._device)
+        modules = self._all_modules()
+        policies = {m: modules[m] for m in ids}
+        check_modules(policies, config.cross_agent_losses, self._device, with_values=not self._plan.has_network)
         recurrent = RecurrentModules.of(modules)
         check_sequences(recurrent, config)
+        self.head_names: dict[ModuleID, tuple[str, ...]] = {}
+        if asks_per_head(config):
+            self.head_names = {m: module_head_names(m, policies[m], config.head_names) for m in ids}
         self.memories = recurrent.layouts
-        prepare_couplings(config.cross_agent_losses, modules, config.policy_mapping_fn)
+        prepare_couplings(config.cross_agent_losses, policies, config.policy_mapping_fn)
         own = {m: config.get_config_for_module(m) for m in ids}
         self._entropy_schedules = {
             m: self._entropy_schedules.get(m) or self._schedule(own[m].entropy_coeff) for m in ids
         }
         self._value_normalizers = {
             m: self._value_normalizers.get(m) or F.RunningMoments(decay=VALUE_MOMENTS_DECAY)
-            for m in ids
-            if own[m].value_normalization
+            for m in self._plan.streams(dict.fromkeys(ids, 1))
+            if config.get_config_for_module(m).value_normalization
         }
         self._entropy_guard = self._entropy_guard.for_modules({m: own[m].min_entropy for m in ids})
         if self.ranks.size > 1:
@@ -96,7 +109,12 @@ class TeamLearner(TorchLearner):
         self.ranks.take_traffic()  # what is counted is an update's
 
     def _module_ids(self) -> list[ModuleID]:
-        return sorted(self.module.keys())
+        """Of the policies."""
+        return sorted(m for m in self.module.keys() if m not in LEARNER_MODULES)
+
+    def _all_modules(self) -> dict[ModuleID, Any]:
+        """The policies, and the modules that only a learner has."""
+        return {m: self.module[m].unwrapped() for m in sorted(self.module.keys())}
 
     def _schedule(self, value: Any) -> Scheduler:
         return Scheduler(fixed_value_or_schedule=value, framework=self.framework, device=self._device)
@@ -110,25 +128,50 @@ class TeamLearner(TorchLearner):
         timestep = max(int(timestep), 0)
         for optimizer, schedule in self._optimizer_lr_schedules.items():
             self._set_optimizer_lr(optimizer, lr=schedule.update(timestep=timestep))
-        for schedule in [*self._entropy_schedules.values(), *self._coupling_schedules.values()]:
+        for schedule in (
+            *self._entropy_schedules.values(),
+            *self._coupling_schedules.values(),
+            *self._auxiliary_schedules.values(),
+        ):
             schedule.update(timestep=timestep)
 
     @override(TorchLearner)
     def configure_optimizers_for_module(self, module_id: ModuleID, config: AlgorithmConfig | None = None) -> None:
-        """One Adam over the whole module; with `critic_lr` a second one with its own moments and rate."""
+        """One Adam over the whole module; with `critic_lr` a second one with its own moments and rate.
+
+        A critic of the team has its own parameters: one with this rate. Each policy's auxiliary head has one with the
+        policy's rate.
+        """
         assert config is not None
+        if module_id == AUXILIARY_HEADS:
+            for policy, head in self.module[module_id].unwrapped().by_policy():
+                rate = self.config.get_config_for_module(policy).lr
+                self._register(module_id, policy, list(head.parameters()), rate)
+            return
         params = list(self.get_parameters(self.module[module_id]))
         rates = {ACTOR_OPTIMIZER: config.lr}
-        if config.critic_lr is not None:
+        if module_id == TEAM_CRITIC and config.critic_lr is not None:
+            rates[ACTOR_OPTIMIZER] = config.critic_lr
+        elif config.critic_lr is not None and not config.critic_plan.has_network:
             rates[CRITIC_OPTIMIZER] = config.critic_lr
         for name, rate in rates.items():
-            self.register_optimizer(
-                module_id=module_id,
-                optimizer_name=name,
-                optimizer=make_adam(params),
-                params=params,
-                lr_or_lr_schedule=rate,
-            )
+            self._register(module_id, name, params, rate)
+
+    def _register(self, module_id: ModuleID, name: str, params: list[torch.Tensor], rate: Any) -> None:
+        self.register_optimizer(
+            module_id=module_id,
+            optimizer_name=name,
+            optimizer=make_adam(params, self.config.weight_decay),
+            params=params,
+            lr_or_lr_schedule=rate,
+        )
+
+    def optimizers_of(self, module_id: ModuleID, name: str) -> list[torch.optim.Optimizer]:
+        """A module's optimizer of this name, if it has one; with the policy's that of its auxiliary head."""
+        names = [f"{module_id}_{name}"]
+        if name == ACTOR_OPTIMIZER:
+            names.append(f"{AUXILIARY_HEADS}_{module_id}")
+        return [self._named_optimizers[each] for each in names if each in self._named_optimizers]
 
     @override(TorchLearner)
     def _make_modules_ddp_if_necessary(self) -> None:
@@ -184,6 +227,8 @@ class TeamLearner(TorchLearner):
     def copy_module(self, source: ModuleID, target: ModuleID) -> None:
         """Gives module `target` the weights, the moments of values and the entropy guard's count of `source`.
 
+        With auxiliary targets also the weights of its head.
+
         Raises:
             ValueError: the networks have different shapes.
         """
@@ -192,6 +237,9 @@ class TeamLearner(TorchLearner):
         if shapes[0] != shapes[1]:
             raise ValueError(f"modules {source!r} and {target!r} have different networks: {shapes[0]} and {shapes[1]}")
         self.module[target].unwrapped().load_state_dict(given)
+        if AUXILIARY_HEADS in self.module:
+            heads = dict(self.module[AUXILIARY_HEADS].unwrapped().by_policy())
+            heads[target].load_state_dict(heads[source].state_dict())
         if source in self._value_normalizers and target in self._value_normalizers:
             self._value_normalizers[target].set_state(self._value_normalizers[source].get_state())
         self._entropy_guard.low_updates[target] = self._entropy_guard.low_updates[source]
@@ -218,7 +266,7 @@ class TeamLearner(TorchLearner):
         self, components: Any = None, *, not_components: Any = None, inference_only: bool = False, **kwargs: Any
     ) -> StateDict:
         # A critic with a memory of its own is run while sampling, though RLlib's LSTM module counts it as not needed.
-        inference_only = inference_only and not self.memories
+        inference_only = inference_only and not self.memories.keys() - {TEAM_CRITIC}
         state = super().get_state(components, not_components=not_components, inference_only=inference_only, **kwargs)
         if self._check_component(JOINT_STATE, components, not_components):
             state[JOINT_STATE] = {
@@ -227,6 +275,8 @@ class TeamLearner(TorchLearner):
                 "coupling_gradients": self._coupling_gradients,
                 "low_entropy_updates": dict(self._entropy_guard.low_updates),
                 "learner_connector": copy.deepcopy(self._learner_connector.get_state()),
+                "multipliers": self._multipliers.get_state(),
+                "diversity": self._diversity,
             }
         return state
 
@@ -246,6 +296,8 @@ class TeamLearner(TorchLearner):
             self._coupling_gradients = joint.get("coupling_gradients", {})
             self._entropy_guard.restore(joint.get("low_entropy_updates", {}))
             self._learner_connector.set_state(copy.deepcopy(joint.get("learner_connector", {})))
+            self._multipliers.set_state(joint.get("multipliers", {}))
+            self._diversity = joint.get("diversity", {})
             for module_id, moments in joint["value_normalizers"].items():
                 if module_id in self._value_normalizers:
                     self._value_normalizers[module_id].set_state(moments)

@@ -52,7 +52,11 @@ class ModuleParts:
 
 
 def read_parts(
-    path: str | Path, modules: Mapping[ModuleID, ModuleID] | None, known: Sequence[ModuleID], noise: float
+    path: str | Path,
+    modules: Mapping[ModuleID, ModuleID] | None,
+    known: Sequence[ModuleID],
+    noise: float,
+    only_named: Sequence[ModuleID] = (),
 ) -> dict[ModuleID, ModuleParts]:
     """{module of this algorithm: what it takes}, sorted.
 
@@ -61,6 +65,7 @@ def read_parts(
         modules: {module here: module there}, or None for those that both have.
         known: the modules here.
         noise: checked only.
+        only_named: further modules here, which take something only where `modules` says so.
 
     Raises:
         ValueError: see `JointPPO.warm_start`.
@@ -83,7 +88,8 @@ def read_parts(
             f"no module to start from {path}: it has {saved}, this algorithm {list(known)}. Name them with "
             "modules={module here: module there}"
         )
-    for where, names, there in (("this algorithm", modules, known), ("the checkpoint", modules.values(), saved)):
+    mine = [*known, *only_named]
+    for where, names, there in (("this algorithm", modules, mine), ("the checkpoint", modules.values(), saved)):
         for name in names:
             if name not in there:
                 raise ValueError(

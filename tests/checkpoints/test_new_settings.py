@@ -84,7 +84,7 @@ def first_minibatch(monkeypatch):
         name = "actor" if "actor" not in seen else "critic"
         if name not in seen:
             seen[name] = {
-                "lr": [float(each.param_groups[0]["lr"]) for each in self.optimizers.values()],
+                "lr": [float(one.param_groups[0]["lr"]) for own in self.optimizers.values() for one in own],
                 "clip": dict(self._limits),
                 "stepped": [m for m, mine in self._slices.items() if mine.stop > mine.start],
             }

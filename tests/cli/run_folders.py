@@ -19,10 +19,14 @@ def write_progress(
     steps=64,
     gradients=(),
     scale=1.0,
+    diversity=None,
+    targets=(),
 ):
     """A run's folder with progress.csv and config.json; agent k's return in iteration i is scale (10 k + i + offset).
 
     Gradients are measured in the iterations 1, 11, 21, …, with norm ratios .5, .6, .7, …
+    diversity: {group of modules: statistics}, measured as i / 100 in the iterations 1, 6, 11, …
+    targets: auxiliary ones, whose accuracy is 1 − 1/i.
     """
     names = [f"agent_{k}" for k in range(agents)] if isinstance(agents, int) else list(agents)
     table = []
@@ -43,6 +47,12 @@ def write_progress(
             for name in gradients:
                 for statistic, value in {"norm": 2.0, "norm_ratio": (5 + (i - 1) // 10) / 10, "cosine": -0.1}.items():
                     row[f"learners/{module}/coupling_gradient/{name}/{statistic}"] = value
+            for name in targets:
+                row[f"learners/{module}/auxiliary_accuracy/{name}"] = 1 - 1 / i
+                row[f"learners/{module}/auxiliary_loss/{name}"] = 7.0
+        for kind, statistics in (diversity or {}).items():
+            for statistic in statistics:
+                row[f"learners/__all_modules__/diversity/{kind}/{statistic}"] = (i + offset) / 100 if i % 5 == 1 else ""
         for name in couplings:
             row[f"learners/__all_modules__/cross_agent_loss/{name}"] = 0.3 + offset
             row["learners/__all_modules__/cross_agent_loss/total"] = 0.03

@@ -121,7 +121,7 @@ def objective(net, k):
 def test_what_couplings_are_asked_about_are_parameters_that_may_move():
     net = PartlyFixed()
     optimizer_pass = OptimizerPass(
-        {"m": make_adam(list(net.parameters()))}, {"m": True}, {"m": None}, "global_norm", "cpu"
+        {"m": [make_adam(list(net.parameters()))]}, {"m": True}, {"m": None}, "global_norm", "cpu"
     )
     mine = optimizer_pass.params()["m"]
     assert len(mine) == 3 and all(p.requires_grad for p in mine)
@@ -136,7 +136,7 @@ def test_steps_equal_those_of_torch_in_float64(kind, clip):
     start = copy.deepcopy(net.state_dict())
     optimizer = make_adam(list(net.parameters()))
     optimizer.param_groups[0]["lr"] = 1e-2
-    ours = OptimizerPass({"m": optimizer}, {"m": True}, {"m": clip}, "global_norm", "cpu")
+    ours = OptimizerPass({"m": [optimizer]}, {"m": True}, {"m": clip}, "global_norm", "cpu")
     theirs = torch.optim.Adam(reference.parameters(), lr=1e-2, fused=False)
     for k in range(6):
         ours.compute_gradients(objective(net, k), retain_graph=False)

@@ -69,7 +69,12 @@ def rows_of(batches, values_of=first_number, ranks=ALONE):
 
 def tensors(rows):
     """{name: [n, M, …]} of everything."""
-    found = {"columns": rows.columns.permute(1, 2, 0), "present": rows.present}
+    found = {
+        "columns": rows.columns.permute(1, 2, 0),
+        "present": rows.present,
+        "values": rows.critic.columns.permute(1, 2, 0),
+        "values present": rows.critic.present,
+    }
     for module_id, module in rows.modules.items():
         for name in ("obs", "actions", "action_mask", "origin"):
             found[f"{module_id} {name}"] = getattr(module, name)
@@ -147,6 +152,7 @@ def test_every_learner_reads_its_own_part_a_bounded_number_of_rows_at_a_time(siz
     parts = [found for found, _ in talk(size, work)]
     for rank, (rows, seen) in enumerate(parts):
         assert torch.equal(rows.columns, expected.columns)
+        assert torch.equal(rows.critic.columns, expected.critic.columns)
         for module_id, pieces in seen.items():
             everything = observations(batches, module_id)
             mine = everything[Ranks(rank, size).part(len(everything))]
@@ -167,7 +173,7 @@ def test_a_learner_without_rows_asks_nothing():
         return rows_of([batch], values_of, ranks)
 
     for rows, _ in talk(len(asked), work):
-        assert torch.equal(rows.columns, rows_of([batch]).columns)
+        assert torch.equal(rows.critic.columns, rows_of([batch]).critic.columns)
     assert sorted(asked) == [0] * 2 + [1] * total
 
 

@@ -375,8 +375,8 @@ def poison(monkeypatch, agent, at):
 
     forward, count = module_of_losses.forward_team, [0]
 
-    def forward_team(module, rows, trained):
-        outputs = forward(module, rows, trained)
+    def forward_team(module, rows, trained, critic):
+        outputs = forward(module, rows, trained, critic)
         count[0] += 1
         if count[0] == at:
             index = [a for m in rows.modules.values() for a in m.agents].index(agent)

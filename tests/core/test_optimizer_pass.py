@@ -29,7 +29,8 @@ class Team:
 
     def joint_pass(self, trained=MODULES, clip=None, by="global_norm"):
         limits = dict.fromkeys(MODULES, clip) if not isinstance(clip, dict) else clip
-        return OptimizerPass(self.optimizers, {m: m in trained for m in MODULES}, limits, by, "cpu")
+        own = {m: [optimizer] for m, optimizer in self.optimizers.items()}
+        return OptimizerPass(own, {m: m in trained for m in MODULES}, limits, by, "cpu")
 
     def everything(self):
         """Parameters and optimizer states, as copies."""
@@ -78,6 +79,7 @@ MAKERS = {
     "amsgrad": adam(amsgrad=True),
     "plain Adam": lambda params, lr: torch.optim.Adam(params, lr=lr),
     "AdamW": lambda params, lr: torch.optim.AdamW(params, lr=lr),
+    "AdamW, fused": lambda params, lr: torch.optim.AdamW(params, lr=lr, fused=True, weight_decay=0.2),
     "SGD": lambda params, lr: torch.optim.SGD(params, lr=lr, momentum=0.9),
 }
 

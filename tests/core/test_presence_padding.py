@@ -25,8 +25,10 @@ from tests.support import (
     update,
 )
 from thrust_rllib import FeatureSimilarity, RedundancyPenalty
-from thrust_rllib.joint_losses import Coefficients, ModuleAxis, TeamOutputs, compute_joint_losses
-from thrust_rllib.joint_rows import JointRows, ModuleRows
+from thrust_rllib.joint_losses import compute_joint_losses
+from thrust_rllib.joint_rows import CriticRows, JointRows, ModuleRows
+from thrust_rllib.module_axis import Coefficients, ModuleAxis
+from thrust_rllib.team_outputs import TeamOutputs
 
 # --- padding ----------------------------------------------------------------------------------------------------------
 
@@ -130,9 +132,10 @@ def test_the_gradient_of_an_absent_row_is_exactly_zero(garbage, limits, standard
         other = ModuleRows(("z",), torch.zeros(1, B, 1), torch.zeros(1, B), None)
         result = compute_joint_losses(
             TeamOutputs(*leaves[:2], leaves[2], {}, {}),
-            JointRows({"m": own, "o": other}, columns, present),
+            JointRows({"m": own, "o": other}, columns[:2], present, CriticRows(columns[2:], present)),
             axis=axis,
-            coefficients=Coefficients.of(axis, [numbers, numbers], [0.01, 0.02]),
+            critic_axis=axis,
+            coefficients=Coefficients.of(axis, [numbers, numbers], [0.01, 0.02], axis, [numbers, numbers]),
             standardize_advantages=standardize,
             all_present=False,
             cross_agent_losses={},

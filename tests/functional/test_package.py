@@ -82,6 +82,8 @@ def test_all_functions_run_on_the_meta_device():
         f.approximate_kl(x, x),
         f.value_loss_change_clipped(x, x, x, 0.2),
         f.standardize(x, mask, 0, "add"),
+        f.squared_error(x, x),
+        f.huber_error(x, x),
     ]
     assert all(y.shape == x.shape and y.is_meta for y in results)
     scalars = [
@@ -94,8 +96,12 @@ def test_all_functions_run_on_the_meta_device():
         f.linear_cka([x, x[:, :2]]),
         f.jensen_shannon([x, x], [mask[:, 0], mask[:, 1]]),
         f.jensen_shannon([x, x], head_sizes=[1, 2]),
+        f.total_variation([x, x], [mask[:, 0], mask[:, 1]]),
+        f.time_averaged_total_variation([x, x], head_sizes=[1, 2]),
+        f.system_neural_diversity([x, x], [x, x], [mask[:, 0], mask[:, 1]]),
         f.clip_by_global_norm_([x, None], 0.5),
     ]
     assert all(y.shape == () and y.is_meta for y in scalars)
     assert f.cross_correlation(x, x[:, :2], mask[:, 0]).shape == (3, 2)
+    assert f.relative_accuracy(x, x, mask).shape == (4,)
     assert f.clip_by_norm_([x], 0.5) is None and f.clip_by_value_([x], 0.5) is None

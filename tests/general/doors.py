@@ -12,11 +12,17 @@ import numpy as np
 import torch
 
 from tests.support import Declared, make_learner, scramble, tiny_config
-from thrust_rllib import JointBatch, JointEnv, JointEnvRunner, JointStepResult
+from thrust_rllib import JointBatch, JointEnv, JointEnvRunner, JointPPOConfig, JointStepResult
 from thrust_rllib.connectors.episodes_to_joint_batch import EpisodesToJointBatch
 from thrust_rllib.episode_runner import JointEpisodeRunner
 
 DOORS = {"arrays": JointEnvRunner, "episodes": JointEpisodeRunner}
+
+
+class RecordsStates(JointPPOConfig):
+    """Records states whatever the critic reads."""
+
+    records_state = True
 
 
 class Doors:
@@ -29,15 +35,21 @@ class Doors:
         weights: size of the random weights; large ones leave exploration no choice.
         runners: as in `tiny_config`.
         environment: further options of `.environment(…)`.
+        records_state: record the environment's global state.
         **options: of `tiny_config`.
     """
 
-    def __init__(self, env, env_config=None, *, worker_index=0, weights=0.3, runners=None, environment=None, **options):
+    def __init__(
+        self, env, env_config=None, *, worker_index=0, weights=0.3, runners=None, environment=None,
+        records_state=False, **options,
+    ):  # fmt: skip
         self.runners, self.learners = {}, {}
         for door, runner_class in DOORS.items():
             config = tiny_config(env, env_config, runners={**(runners or {}), "sampling": door}, **options)
             config.environment(**(environment or {})).validate()
             assert config.env_runner_cls is runner_class
+            if records_state:
+                config.__class__ = RecordsStates
             self.runners[door] = config.env_runner_cls(config=config, worker_index=worker_index)
             self.learners[door] = make_learner(config, self.runners[door].get_spaces())
         self.codec = config.team_codec()
@@ -93,7 +105,9 @@ def column(batch: JointBatch, env: int) -> JointBatch:
         bootstrap_rows=batch.bootstrap_rows[mine] // batch.num_envs,
         episode_start=batch.episode_start[:, env : env + 1],
         valid=batch.valid[:, env : env + 1],
-        extras={name: np.take(x, [env], axis=x.ndim - 1) for name, x in batch.extras.items()},  # [T, E], [T, N, E]
+        global_state=None if batch.global_state is None else batch.global_state[:, env : env + 1],
+        bootstrap_state=None if batch.bootstrap_state is None else batch.bootstrap_state[mine],
+        extras={name: np.take(x, [env], axis=x.ndim - 1) for name, x in batch.extras.items()},  # the last axis is E
     ).check()
 
 
@@ -141,7 +155,7 @@ def assert_same_batches(fast: JointBatch, general: JointBatch, atol: float = 0.0
             numpy.
     """
     assert fast.agents == general.agents and list(fast.modules) == list(general.modules)
-    assert fast.num_envs == general.num_envs and fast.global_state is None and general.global_state is None
+    assert fast.num_envs == general.num_envs
     heights = [batch.valid.sum(axis=0) for batch in (fast, general)]
     assert fast.num_envs == 1 or (heights[0] == heights[1]).all()
     steps = int(np.minimum(*heights).min())
@@ -175,6 +189,17 @@ def assert_same_batches(fast: JointBatch, general: JointBatch, atol: float = 0.0
         np.testing.assert_allclose(observation, reads[1][key], rtol=0, atol=atol, err_msg=f"what follows {key}")
     if (heights[0] == heights[1]).all():
         np.testing.assert_array_equal(fast.bootstrap_rows, general.bootstrap_rows)
+    assert (fast.global_state is None) == (general.global_state is None)
+    if fast.global_state is not None:
+        states = [batch.global_state[:steps] for batch in (fast, general)]
+        assert states[0].dtype == states[1].dtype == np.float32
+        np.testing.assert_allclose(*states, rtol=0, atol=atol, err_msg="global_state")
+        following = [dict(zip(b.bootstrap_rows.tolist(), b.bootstrap_state, strict=True)) for b in (fast, general)]
+        rows = {t * fast.num_envs + env for t, env, _ in needed_bootstraps(fast, common)}
+        for row in rows:
+            np.testing.assert_allclose(
+                following[0][row], following[1][row], rtol=0, atol=atol, err_msg=f"state behind row {row}"
+            )
     assert set(fast.extras) == set(general.extras)
     for name, values in fast.extras.items():
         mine, other = (np.asarray(x)[:steps] for x in (values, general.extras[name]))

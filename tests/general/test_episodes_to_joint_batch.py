@@ -235,6 +235,7 @@ def test_the_pipeline_gets_the_batch_under_its_name():
         "audit": False,
         "with_extra_step": False,
         "whole_episodes": False,
+        "per_head": False,
     }
 
 

@@ -22,6 +22,7 @@ BUILT_IN = {
     "two_step_game": {},
     "recall": {"delay": 3},
     "relay": {"delay": 3},
+    "spread": {"max_cycles": 7},
     "debug/constant_reward": {"episode_length": 6, "ends": ["truncated", "terminated"]},
     "debug/scripted_rewards": {},
     "debug/identity": {},

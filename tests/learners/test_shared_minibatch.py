@@ -15,21 +15,23 @@ from tests.learners.test_several_learners import BATCH, COUPLED, MINIBATCH, Pair
 from tests.learners.threads import ThreadLearners, flat, talk
 from thrust_rllib import JensenShannon, JointPPOLearner, RedundancyPenalty
 from thrust_rllib.gradient_sum import sum_gradients
-from thrust_rllib.joint_losses import Decisive, TeamOutputs
-from thrust_rllib.joint_rows import JointRows
+from thrust_rllib.joint_losses import Decisive
+from thrust_rllib.joint_rows import CriticRows, JointRows
 from thrust_rllib.optimizer_pass import OptimizerPass
 from thrust_rllib.ranks import ALONE, Ranks
 from thrust_rllib.sequences import RowSequences
 from thrust_rllib.shared_minibatch import MinibatchShares, outputs_of_all
+from thrust_rllib.team_outputs import TeamOutputs
 
 # ------------------------------------------------------------------------------------------------------ the slices
 
 
 def numbered(count, sequences=None):
-    """Joint rows of one agent; the first column of each is its number."""
-    columns = torch.zeros(4, 1, count)
+    """Joint rows of one agent; the first column of each is its number, and that of its values."""
+    columns = torch.zeros(2, 1, count)
     columns[0] = torch.arange(count)
-    return JointRows({}, columns, torch.ones(1, count, dtype=torch.bool), sequences)
+    present = torch.ones(1, count, dtype=torch.bool)
+    return JointRows({}, columns, present, CriticRows(columns.clone(), present), sequences)
 
 
 def in_slices(rows, indices, size):
@@ -43,11 +45,13 @@ def check_slices(found, indices):
     assert sum(sizes) == len(indices) and len(sizes) == len(found)
     assert all(minibatch.sizes == sizes for minibatch in found)
     for minibatch, size in zip(found, sizes, strict=True):
-        assert minibatch.whole.columns[0, 0].tolist() == indices.tolist()
-        if size == 0:
-            assert minibatch.own.columns[0, 0].tolist() == indices[:1].tolist()
-    own = [minibatch.own.columns[0, 0, :size] for minibatch, size in zip(found, sizes, strict=True)]
-    assert torch.cat(own).tolist() == indices.tolist()
+        for read in (lambda rows: rows.columns, lambda rows: rows.critic.columns):
+            assert read(minibatch.whole)[0, 0].tolist() == indices.tolist()
+            if size == 0:
+                assert read(minibatch.own)[0, 0].tolist() == indices[:1].tolist()
+    for read in (lambda rows: rows.columns, lambda rows: rows.critic.columns):
+        own = [read(minibatch.own)[0, 0, :size] for minibatch, size in zip(found, sizes, strict=True)]
+        assert torch.cat(own).tolist() == indices.tolist()
 
 
 @given(st.integers(1, 60), st.integers(1, 9), st.data())
@@ -161,7 +165,7 @@ def passes_of(frozen=()):
     trained = {m: m not in frozen for m in modules}
     return [
         OptimizerPass(
-            {m: torch.optim.Adam(module.parameters(), fused=True) for m, module in modules.items()},
+            {m: [torch.optim.Adam(module.parameters(), fused=True)] for m, module in modules.items()},
             trained,
             dict.fromkeys(modules),
             "global_norm",

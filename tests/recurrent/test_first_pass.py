@@ -16,11 +16,11 @@ from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from tests.envs.lives import LIVES, JointLives
 from tests.general.doors import Doors
 from tests.support import make_learner, tiny_config
-from thrust_rllib.joint_losses import forward_team
 from thrust_rllib.joint_values import joint_values
 from thrust_rllib.rl_modules.memory import MemoryLayout
 from thrust_rllib.rl_modules.recurrent import GRUModule
 from thrust_rllib.rl_modules.stacked import can_be_stacked
+from thrust_rllib.team_outputs import forward_team
 
 MODELS = {
     "lstm": {"cell": "lstm", "cell_size": 8},

@@ -15,7 +15,14 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from thrust_rllib.command_line.training_progress import Limit, Progress, duration, number
+from thrust_rllib.command_line.training_progress import (
+    Limit,
+    Progress,
+    against_limit,
+    duration,
+    multiplier,
+    number,
+)
 
 SPARKS = "▁▂▃▄▅▆▇█"
 AGENTS_PER_LINE = 8
@@ -60,6 +67,7 @@ class PlainView:
             f"return {number(progress.return_mean)}",
             _agents_in_words(progress.agent_returns),
             *(f"{name} {number(value)}" for name, value in progress.couplings.items()),
+            *(f"{name}: cost {against_limit(c)}, λ {multiplier(c)}" for name, c in progress.constraints.items()),
             f"left {duration(self._limit.seconds_left(progress))}",
         ]
         self.message("  ".join(part for part in parts if part))
@@ -161,6 +169,8 @@ class LiveView:
             table.add_row("", "", "", "", "  latest returns", Text(sparkline(list(self._returns)), style="green"))
         for name, value in progress.couplings.items():
             table.add_row(name, _bold(number(value)))
+        for name, constraint in progress.constraints.items():
+            table.add_row(name, _bold(against_limit(constraint)), "  λ", _bold(multiplier(constraint)))
         return table
 
 

@@ -24,6 +24,7 @@ class Progress:
         return_mean: sum over agents, mean of the latest episodes; None before the first episode has ended.
         agent_returns: {agent: mean of the latest episodes}.
         couplings: {name of the cross-agent loss: value before its coefficient}.
+        constraints: {name: {cost, limit, multiplier, …}}, as the learner reports them.
         modules: {module: {statistic: value}}, as the learner reports them.
     """
 
@@ -34,6 +35,7 @@ class Progress:
     return_mean: float | None = None
     agent_returns: dict[str, float] = field(default_factory=dict)
     couplings: dict[str, float] = field(default_factory=dict)
+    constraints: dict[str, dict[str, float]] = field(default_factory=dict)
     modules: dict[str, dict[str, float]] = field(default_factory=dict)
 
     @classmethod
@@ -41,7 +43,8 @@ class Progress:
         """Reads what `JointPPO.train()` returned."""
         sampled = result.get("env_runners", {})
         learners = result.get("learners", {})
-        couplings = learners.get("__all_modules__", {}).get("cross_agent_loss", {})
+        shared = learners.get("__all_modules__", {})
+        couplings = shared.get("cross_agent_loss", {})
         return_mean = sampled.get("episode_return_mean")
         return cls(
             iteration=int(result["training_iteration"]),
@@ -53,6 +56,12 @@ class Progress:
                 {str(a): float(r) for a, r in sampled.get("agent_episode_returns_mean", {}).items()}
             ),
             couplings={str(name): float(v) for name, v in couplings.items() if name != "total"},
+            constraints=in_order(
+                {
+                    str(name): {key: float(v) for key, v in own.items()}
+                    for name, own in shared.get("constraints", {}).items()
+                }
+            ),
             modules={
                 str(m): {name: float(v) for name, v in values.items() if isinstance(v, (int, float))}
                 for m, values in learners.items()
@@ -118,6 +127,16 @@ def number(value: float | None) -> str:
     if abs(value) >= 1000:
         return f"{value:,.0f}"
     return f"{value:.4g}" if abs(value) >= 0.001 or value == 0 else f"{value:.1e}"
+
+
+def against_limit(constraint: Mapping[str, float]) -> str:
+    """A constraint's cost and limit, as 0.12 / 0.1."""
+    return f"{number(constraint['cost'])} / {number(constraint['limit'])}"
+
+
+def multiplier(constraint: Mapping[str, float]) -> str:
+    """A constraint's multiplier, as 3.4, or 100 (at its cap)."""
+    return number(constraint["multiplier"]) + (" (at its cap)" if constraint["saturated"] else "")
 
 
 def duration(seconds: float) -> str:

@@ -13,7 +13,7 @@ from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.spaces.space_utils import BatchedNdArray
 
-from thrust_rllib.connectors.team_actions import ACTED_AT, MEMORY_IN, MODULE_INPUT
+from thrust_rllib.connectors.team_actions import ACTED_AT, HEAD_LOGP, MEMORY_IN, MODULE_INPUT
 from thrust_rllib.connectors.team_codec import ModuleCodec
 from thrust_rllib.envs.action_masks import without_choice
 from thrust_rllib.joint_batch import AgentID, ModuleID
@@ -38,6 +38,7 @@ class AgentSteps:
     | truncated    |             | the environment cut the agent's stream after the last step             |
     | acted_at     | [R]         | `times` as told by each action, for the audit; or None                 |
     | memory       | [R, S]      | the state in which a recurrent module entered each step; or None       |
+    | head_logp    | [R, H]      | `logp` head by head; or None                                           |
     """
 
     episode: MultiAgentEpisode
@@ -53,6 +54,7 @@ class AgentSteps:
     truncated: bool
     acted_at: np.ndarray | None = None
     memory: np.ndarray | None = None
+    head_logp: np.ndarray | None = None
 
     def origin(self) -> np.ndarray:
         """[R, 2]: a number of the episode, and the environment step, which the action itself has told if it could."""
@@ -125,6 +127,7 @@ class ModuleSteps:
                 logp=_array(outputs[Columns.ACTION_LOGP], steps) if Columns.ACTION_LOGP in outputs else None,
                 acted_at=_array(outputs[ACTED_AT], steps) if ACTED_AT in outputs else None,
                 memory=_array(outputs[MEMORY_IN], steps) if MEMORY_IN in outputs else None,
+                head_logp=_array(outputs[HEAD_LOGP], steps) if HEAD_LOGP in outputs else None,
                 rewards=_array(single.rewards, steps),
                 terminated=bool(single.is_terminated),
                 truncated=bool(single.is_truncated),

@@ -20,8 +20,11 @@ from ray.rllib.utils.annotations import override
 from thrust_rllib.connectors.agent_steps import AgentSteps, ModuleSteps
 from thrust_rllib.connectors.fragments import Fragment, fragments_of
 from thrust_rllib.connectors.sequence_states import entering_states, sequence_rows
+from thrust_rllib.connectors.team_actions import HEAD_LOGP
 from thrust_rllib.connectors.team_codec import TeamCodec
-from thrust_rllib.joint_batch import AgentID, AlignmentError, JointBatch, ModuleStreams
+from thrust_rllib.connectors.told_by_environment import extras_of, global_states
+from thrust_rllib.joint_batch import AlignmentError, JointBatch, ModuleStreams
+from thrust_rllib.rl_modules.heads import num_heads
 from thrust_rllib.rl_modules.memory import RecurrentModules
 
 JOINT_BATCH = "joint_batch"
@@ -60,6 +63,7 @@ class EpisodesToJointBatch(ConnectorV2):
             one of the environment's.
         whole_episodes: episodes are not cut (RLlib's `batch_mode="complete_episodes"`): no training sequence of a
             recurrent module goes over the end of one.
+        per_head: fill `ModuleStreams.head_logp`.
         **kwargs: for RLlib.
     """
 
@@ -73,6 +77,7 @@ class EpisodesToJointBatch(ConnectorV2):
         audit: bool = False,
         with_extra_step: bool = False,
         whole_episodes: bool = False,
+        per_head: bool = False,
         **kwargs: Any,
     ) -> None:
         self.codec = codec
@@ -80,6 +85,7 @@ class EpisodesToJointBatch(ConnectorV2):
         self._audit = audit
         self._extra = int(with_extra_step)
         self._whole_episodes = whole_episodes
+        self._per_head = per_head
         self._recurrent: RecurrentModules | None = None
         super().__init__(input_observation_space, input_action_space, **kwargs)
 
@@ -91,6 +97,7 @@ class EpisodesToJointBatch(ConnectorV2):
             "audit": self._audit,
             "with_extra_step": bool(self._extra),
             "whole_episodes": self._whole_episodes,
+            "per_head": self._per_head,
         }
 
     @override(ConnectorV2)
@@ -155,6 +162,8 @@ class EpisodesToJointBatch(ConnectorV2):
             goes_on = [fragment is not last_in_column[fragment.column] for fragment in homes]
             shape = steps, len(codec.agents), envs
             streams[module_id], following[module_id] = _streams(gathered, homes, goes_on, shape, self._audit)
+            if self._per_head:
+                streams[module_id].head_logp = _head_logp(gathered, homes, shape)
             if begins is not None and recurrent is not None and module_id in recurrent.layouts:
                 size = recurrent.layouts[module_id].size
                 streams[module_id].state_in = entering_states(gathered, homes, begins, envs, size)
@@ -163,12 +172,15 @@ class EpisodesToJointBatch(ConnectorV2):
             mine = streams[module_id]
             mine.bootstrap_obs = np.zeros((len(mine.agents), len(rows), *mine.obs.shape[3:]), np.float32)
             mine.bootstrap_obs[after.agents, np.searchsorted(rows, after.rows)] = after.obs
+        states, bootstrap_states = global_states(fragments, rows, (steps, envs))
         return JointBatch(
             modules=streams,
             bootstrap_rows=rows,
             episode_start=episode_start,
             valid=valid,
-            extras=_extras(fragments, list(self.codec.module_of), (steps, envs)),
+            global_state=states,
+            bootstrap_state=bootstrap_states,
+            extras=extras_of(fragments, [agent for mine in streams.values() for agent in mine.agents], (steps, envs)),
             sequence_rows=begins,
         ).check()
 
@@ -209,9 +221,7 @@ def _streams(
         encoded = np.concatenate([piece.inputs for piece in pieces if piece.inputs is not None])
     rows = [fragment.rows(piece.times) for fragment, piece in zip(fragments, pieces, strict=True)]
     columns = [fragment.column for fragment in fragments]
-    places = np.concatenate(
-        [(t * n + piece.index) * envs + e for t, piece, e in zip(rows, pieces, columns, strict=True)]
-    )
+    places = _places(steps, fragments, shape)
 
     def write(array: np.ndarray, values: Any, where: np.ndarray = places) -> None:
         array.reshape(int(np.prod(shape)), *array.shape[3:])[where] = values
@@ -239,6 +249,30 @@ def _streams(
     )
 
 
+def _places(steps: ModuleSteps, fragments: Sequence[Fragment], shape: tuple[int, int, int]) -> np.ndarray:
+    """[ΣR] where each step stands among the T·n·E numbers of an array [T, n, E]."""
+    _, n, envs = shape
+    pairs = zip(fragments, steps.pieces, strict=True)
+    return np.concatenate([(f.rows(piece.times) * n + piece.index) * envs + f.column for f, piece in pairs])
+
+
+def _head_logp(steps: ModuleSteps, fragments: Sequence[Fragment], shape: tuple[int, int, int]) -> np.ndarray:
+    """[T, n, E, H], 0 where an agent did not act."""
+    parts = []
+    for piece in steps.pieces:
+        if piece.head_logp is None:
+            raise ValueError(
+                f"agent {piece.agent!r}: its steps came without {HEAD_LOGP!r}, the log-probabilities of their parts, "
+                "which ratio='per_head' needs; sample them with the same configuration (TeamActions puts them out)"
+            )
+        parts.append(piece.head_logp)
+    heads = num_heads(steps.codec.action_space)
+    found = np.zeros((*shape, heads), np.float32)
+    if parts:
+        found.reshape(-1, heads)[_places(steps, fragments, shape)] = np.concatenate(parts)
+    return found
+
+
 def _log_probabilities(piece: AgentSteps) -> np.ndarray:
     if piece.logp is None:
         raise ValueError(
@@ -246,26 +280,3 @@ def _log_probabilities(piece: AgentSteps) -> np.ndarray:
             "done; the module-to-env pipeline must put it out (TeamActions does)"
         )
     return piece.logp
-
-
-def _extras(fragments: Sequence[Fragment], agents: Sequence[AgentID], shape: tuple[int, int]) -> dict[str, np.ndarray]:
-    """What environments told beside rewards: {name: [T, E, …], or [T, N, E, …] in the environment's agent order}."""
-    arrays: dict[str, np.ndarray] = {}
-    steps, envs = shape
-    for fragment in fragments:
-        told: Mapping[int, Mapping[str, Any]] = getattr(fragment.episode, "extras", {})
-        for row, extras in zip(fragment.rows(list(told)), told.values(), strict=True):
-            for name, value in extras.items():
-                by_agent = value if isinstance(value, Mapping) else None
-                if by_agent is not None and not by_agent:
-                    continue
-                sample = np.asarray(value if by_agent is None else next(iter(by_agent.values())))
-                if name not in arrays:
-                    lead = (steps, envs) if by_agent is None else (steps, len(agents), envs)
-                    arrays[name] = np.zeros((*lead, *sample.shape), sample.dtype)
-                if by_agent is None:
-                    arrays[name][row, fragment.column] = value
-                else:
-                    for agent, own in by_agent.items():
-                        arrays[name][row, agents.index(agent), fragment.column] = own
-    return arrays

@@ -25,6 +25,8 @@ MODULE_INPUT = "module_input"
 """Extra model output of a step: what the module saw, where that is not the encoded observation itself."""
 MEMORY_IN = "memory_in"
 """Extra model output of a step of a recurrent module: the state [S] in which it entered the step (`MemoryLayout`)."""
+HEAD_LOGP = "head_logp"
+"""Extra model output of a step with ratio="per_head": the log-probabilities [H] of the action's parts."""
 ACTED_AT = "acted_at"
 """Extra model output of a step, for the audit: the environment step of the action."""
 
@@ -43,6 +45,7 @@ class TeamActions(ConnectorV2):
         store_inputs: episodes keep what the modules saw (normalised observations cannot be made again later).
         store_outputs: episodes keep all other columns, too, that the modules and the user's pieces have put out.
         audit: episodes keep the environment step of each action.
+        per_head: episodes keep the log-probability of each head, too.
         **kwargs: for RLlib.
     """
 
@@ -55,9 +58,11 @@ class TeamActions(ConnectorV2):
         store_inputs: bool = False,
         store_outputs: bool = False,
         audit: bool = False,
+        per_head: bool = False,
         **kwargs: Any,
     ) -> None:
         self.codec = codec
+        self._per_head = per_head
         self._store_inputs = store_inputs
         self._store_outputs = store_outputs
         self._audit = audit
@@ -87,6 +92,7 @@ class TeamActions(ConnectorV2):
             "store_inputs": self._store_inputs,
             "store_outputs": self._store_outputs,
             "audit": self._audit,
+            "per_head": self._per_head,
         }
 
     @override(ConnectorV2)
@@ -108,7 +114,7 @@ class TeamActions(ConnectorV2):
         batch = {m: _one_step(batch[m], mine) for m, mine in acting.items()}
         with torch.no_grad(), drawing_from(self._drawing(batch)):
             chosen = {m: self._choose(rl_module[m], batch[m], acting[m], explore) for m in acting}
-        for module_id, (actions, logp) in chosen.items():
+        for module_id, (actions, logp, head_logp) in chosen.items():
             mine, outputs = acting[module_id], batch[module_id]
             stored = actions.cpu().numpy()
             columns: dict[str, Any] = {
@@ -116,6 +122,8 @@ class TeamActions(ConnectorV2):
                 Columns.ACTIONS_FOR_ENV: self._played(module_id, stored, outputs),
                 Columns.ACTION_LOGP: logp.cpu().numpy(),
             }
+            if head_logp is not None:
+                columns[HEAD_LOGP] = head_logp.cpu().numpy()
             if self._store_inputs:
                 columns[MODULE_INPUT] = mine.obs
             if mine.layout is not None:
@@ -162,15 +170,19 @@ class TeamActions(ConnectorV2):
                 set_generator_state(self._generator, self._restored)
         return self._generator
 
-    @staticmethod
     def _choose(
-        module: Any, outputs: dict[str, torch.Tensor], acting: Acting, explore: bool
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Actions [R, …] and their log-probabilities [R]."""
+        self, module: Any, outputs: dict[str, torch.Tensor], acting: Acting, explore: bool
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Actions [R, …], their log-probabilities [R], and those of their parts [R, H] where they are asked for.
+
+        Raises:
+            ValueError: a piece put out "action_logp", which "head_logp" is needed beside.
+        """
         logits = outputs[Columns.ACTION_DIST_INPUTS]
+        classes = module.get_exploration_action_dist_cls()
         if acting.action_mask is not None:
-            logits = mask_logits(logits, torch.from_numpy(acting.action_mask).to(logits.device))
-        distribution = module.get_exploration_action_dist_cls().from_logits(logits)
+            logits = mask_logits(logits, torch.from_numpy(acting.action_mask).to(logits.device), classes)
+        distribution = classes.from_logits(logits)
         if Columns.ACTIONS in outputs:
             actions = outputs[Columns.ACTIONS]
         elif explore:
@@ -178,7 +190,17 @@ class TeamActions(ConnectorV2):
         else:
             actions = module.get_inference_action_dist_cls().from_logits(logits).to_deterministic().sample()
         logp = outputs[Columns.ACTION_LOGP] if Columns.ACTION_LOGP in outputs else distribution.logp(actions)
-        return actions, logp
+        if not self._per_head:
+            return actions, logp, None
+        if HEAD_LOGP in outputs:
+            return actions, logp, outputs[HEAD_LOGP]
+        if Columns.ACTION_LOGP in outputs:
+            raise ValueError(
+                f"{Columns.ACTION_LOGP!r} was put out by a module or a module-to-env piece, but not {HEAD_LOGP!r}: "
+                "with ratio='per_head' put out both, the log-probabilities of the heads [rows, heads] and their sum; "
+                "or leave both out"
+            )
+        return actions, logp, distribution.head_logp(actions)
 
 
 def _one_step(outputs: dict[str, Any], acting: Acting) -> dict[str, Any]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         random_policy,
         specialist_policy,
     )
+    from thrust_rllib.envs.difference import WithDifferenceRewards, difference_rewards
     from thrust_rllib.envs.gymnasium import GymnasiumJointEnv, GymnasiumVectorJointEnv
     from thrust_rllib.envs.joint_env import AgentID, JointEnv, JointStepResult, VectorJointEnv, episode_over
     from thrust_rllib.envs.matrix_games import Climbing, MatrixGame, Penalty, TwoStepGame
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from thrust_rllib.envs.seats import Seats
     from thrust_rllib.envs.single import SingleJointEnv
     from thrust_rllib.envs.spaces import check_spaces
+    from thrust_rllib.envs.speaker_listener import SpeakerListener
+    from thrust_rllib.envs.spread import Spread
     from thrust_rllib.envs.sync_vector import SyncVectorJointEnv
     from thrust_rllib.envs.tuple_style import TupleJointEnv
     from thrust_rllib.envs.turn_based import AECJointEnv
@@ -46,6 +49,7 @@ _HOMES = {
         "random_policy",
         "specialist_policy",
     ),
+    "difference": ("WithDifferenceRewards", "difference_rewards"),
     "gymnasium": ("GymnasiumJointEnv", "GymnasiumVectorJointEnv"),
     "joint_env": ("AgentID", "JointEnv", "JointStepResult", "VectorJointEnv", "episode_over"),
     "matrix_games": ("Climbing", "MatrixGame", "Penalty", "TwoStepGame"),
@@ -62,6 +66,8 @@ _HOMES = {
     "seats": ("Seats",),
     "single": ("SingleJointEnv",),
     "spaces": ("check_spaces",),
+    "speaker_listener": ("SpeakerListener",),
+    "spread": ("Spread",),
     "sync_vector": ("SyncVectorJointEnv",),
     "tuple_style": ("TupleJointEnv",),
     "turn_based": ("AECJointEnv",),
@@ -88,12 +94,16 @@ __all__ = [
     "Scenario",
     "Seats",
     "SingleJointEnv",
+    "SpeakerListener",
+    "Spread",
     "SyncVectorJointEnv",
     "TupleJointEnv",
     "TwoStepGame",
     "VectorJointEnv",
+    "WithDifferenceRewards",
     "calibrate",
     "check_spaces",
+    "difference_rewards",
     "episode_over",
     "gap_closed",
     "houses_from_observations",

@@ -15,7 +15,6 @@ import numpy as np
 from gymnasium import spaces
 
 from thrust_rllib.envs.joint_env import AgentID
-from thrust_rllib.envs.presence import check_agents
 from thrust_rllib.envs.spaces import ACTION_MASK, element_nearest_zero, map_space
 
 
@@ -246,52 +245,3 @@ def _rows(space: gym.Space, values: Any, agent: AgentID, num_envs: int) -> list[
             f"{(num_envs, *(space.shape or ()))}"
         )
     return list(batch)
-
-
-def stack_extras(
-    names: Sequence[str],
-    agents: Sequence[AgentID],
-    extras: Sequence[Mapping[str, Any]],
-    present: np.ndarray | None,
-) -> dict[str, np.ndarray]:
-    """{name: [E, ...] or [N, E, ...]} of what E environments gave; 0 for absent agents.
-
-    Args:
-        names: of the environments, for messages.
-        agents: in order.
-        extras: `JointStepResult.extras` of each environment.
-        present: bool [N, E], who acted; None for everybody.
-
-    Raises:
-        ValueError: the environments give different names, or an agent that acted has no entry.
-    """
-    stacked: dict[str, np.ndarray] = {}
-    if not any(extras):
-        return stacked
-    for row, given in enumerate(extras):
-        if given.keys() != extras[0].keys():
-            raise ValueError(
-                f"{names[row]}: environment {row} returned extras {sorted(given)}, environment 0 "
-                f"{sorted(extras[0])}; return the same names in every step"
-            )
-    for name, value in extras[0].items():
-        if not isinstance(value, Mapping):
-            stacked[name] = np.array([given[name] for given in extras])
-            continue
-        for row, given in enumerate(extras):
-            acted = agents if present is None else [a for a, acts in zip(agents, present[:, row], strict=True) if acts]
-            _check_extra(f"{names[row]}, environment {row}", name, given[name], agents, acted)
-        known = [number for given in extras for number in given[name].values()]
-        nothing = np.zeros_like(known[0]) if known else 0.0
-        stacked[name] = np.array([[given[name].get(agent, nothing) for given in extras] for agent in agents])
-    return stacked
-
-
-def _check_extra(where: str, name: str, given: Any, agents: Sequence[AgentID], acted: Sequence[AgentID]) -> None:
-    check_agents(given, agents, f"extras {name!r}", lambda: where)
-    for agent in acted:
-        if agent not in given:
-            raise ValueError(
-                f"{where}: extras {name!r} have no entry for agent {agent!r}, which acted in this step; return one for "
-                "every agent that acts"
-            )

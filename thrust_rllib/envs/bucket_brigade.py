@@ -155,9 +155,10 @@ class BucketBrigade(VectorJointEnv):
         self._night += 1
 
         observations = self._observe(np.arange(self.num_envs))
-        final_observations = None
+        final_observations = final_state = None
         self._ended = None
         if terminated.any():
+            final_state = self.state() if self.records_state else None
             final_observations, observations = observations, observations.copy()
             over = np.flatnonzero(terminated)
             self._ended = (terminated, self._houses.copy(), self._last_actions.copy(), self._night.copy())
@@ -170,6 +171,7 @@ class BucketBrigade(VectorJointEnv):
             terminated=np.broadcast_to(terminated, shape),
             truncated=np.zeros(shape, dtype=bool),
             final_observations=final_observations,
+            final_state=final_state,
         )
 
     def _restart(self, envs: np.ndarray) -> None:

@@ -22,8 +22,8 @@ from thrust_rllib.envs.streams import UniformStreams
 class FixedLengthEnv(VectorJointEnv):
     """E environments with episodes of `episode_length` steps.
 
-    A subclass implements `_observe` and `_pay`, and may override `_begin`. Arrays that change are named in
-    `saved_arrays`, each with an axis E (first, or second after N).
+    A subclass implements `_observe` and `_pay`, and may override `_begin`, `_extras` and `state`. Arrays that change
+    are named in `saved_arrays`, each with an axis E (first, or second after N).
 
     Args:
         num_envs: E.
@@ -88,6 +88,10 @@ class FixedLengthEnv(VectorJointEnv):
     def _pay(self, actions: Any) -> np.ndarray:
         """Applies the actions and gives rewards [N, E]; `step_count` is still the old one."""
 
+    def _extras(self) -> dict[str, np.ndarray]:
+        """The extras of the step that was just paid."""
+        return {}
+
     def reset_joint(self, seeds: Sequence[int | None] | None = None) -> Any:
         """See `VectorJointEnv.reset_joint`."""
         checked = check_seeds(seeds, self.num_envs)
@@ -111,7 +115,9 @@ class FixedLengthEnv(VectorJointEnv):
         everyone = np.arange(self.num_envs)
         observations, final_observations = self._observe(everyone), None
         over = self.step_count >= self.episode_length
+        extras, final_state = self._extras(), None
         if over.any():
+            final_state = self.state() if self.records_state else None
             final_observations, observations = observations, self._copy(observations)
             envs = np.flatnonzero(over)
             self._start(envs)
@@ -121,7 +127,9 @@ class FixedLengthEnv(VectorJointEnv):
             observations=observations,
             terminated=over & self._terminates,
             truncated=over & ~self._terminates,
+            extras=extras,
             final_observations=final_observations,
+            final_state=final_state,
         )
 
     def _copy(self, observations: Any) -> Any:

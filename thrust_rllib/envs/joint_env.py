@@ -29,13 +29,19 @@ class JointStepResult:
     | rewards | {agent: float} | float32 [N, E] |
     | observations | {agent: observation} | as `VectorJointEnv.reset_joint` returns them |
     | terminated, truncated | {agent: bool}, or one bool for all | bool [N, E], or [E] for all agents |
-    | extras | {name: value} or {name: {agent: value}} | {name: array [E, ...] or [N, E, ...]} |
+    | extras | {name: value}, {name: {agent: value}} or {name: {agent: {agent: value}}} | {name: array [E, ...], \
+[N, E, ...] or [N, N, E]} |
     | final_observations | not used | observations before the automatic reset, or None |
+    | final_state | not used | what `state()` was before the automatic reset, or None |
     | present | None | bool [N, E]: who acted in this step; None: everybody |
     | over | bool or None | bool [E] or None: whether the episode is over; None: see `JointEnv`, `episode_over` |
 
     In the second form an agent that is absent still shows some element of its observation space (zeros, say): nobody
     learns from it. An agent that is both terminated and truncated counts as terminated (no bootstrap).
+
+    Extras are of the whole team, of each agent that acted, or of each pair of agents (whose: the outer key, with whom:
+    the inner one); pairs that are left out are 0. In arrays the shape says which: of pairs where it begins with
+    (N, N, E), of agents where it begins with (N, E), else of the team. Return the same names in every step.
 
     Args:
         rewards: reward of each agent for this step.
@@ -47,6 +53,7 @@ class JointStepResult:
         final_observations: see the table.
         present: see the table.
         over: see the table.
+        final_state: see the table; asked for by `record_states`.
         done: in place of `terminated` and `truncated`: every end is a termination.
 
     Raises:
@@ -61,6 +68,7 @@ class JointStepResult:
     final_observations: Any
     present: Any
     over: Any
+    final_state: Any
 
     def __init__(
         self,
@@ -72,6 +80,7 @@ class JointStepResult:
         final_observations: Any = None,
         present: Any = None,
         over: Any = None,
+        final_state: Any = None,
         *,
         done: Any = None,
     ) -> None:
@@ -95,6 +104,7 @@ class JointStepResult:
         self.final_observations = final_observations
         self.present = present
         self.over = over
+        self.final_state = final_state
 
 
 class _Spaces:
@@ -107,10 +117,23 @@ class _Spaces:
     metadata: dict[str, Any] = {}
     render_mode: str | None = None
     takes_turns: bool = False  # agents wait while others act: only RLlib's episodes can train them
+    records_state: bool = False  # whether `record_states` was called
 
-    def state(self) -> np.ndarray:
-        """The global state, [S] (one environment) or [E, S]: for a critic that sees more than its agent."""
+    def state(self) -> Any:
+        """The global state now, for a critic that sees more than its agent: an element of `state_space`, or E of them.
+
+        Without a `state_space` an array, [...] or [E, ...]. What is trained on is flat, see `global_state`.
+        """
         raise NotImplementedError(f"{type(self).__name__} has no global state; override state()")
+
+    @property
+    def state_parts(self) -> gym.Space | None:
+        """The space that names the parts of the state; `state_space`, where that has not been made flat."""
+        return self.state_space
+
+    def record_states(self) -> None:
+        """Says that `state` is read in every step, and `JointStepResult.final_state` where an episode is over."""
+        self.records_state = True
 
     def get_state(self) -> Any:
         """Everything that decides how the environment goes on, its random generators included."""
@@ -214,7 +237,8 @@ class VectorJointEnv(_Spaces, ABC):
     | rewards | float32 [N, E] | the same |
     | terminated, truncated | bool [N, E]; [E] means: for all agents | the same |
     | present | bool [N, E] or None | the same |
-    | extras | {name: [E, ...] or [N, E, ...]} | the same |
+    | extras | {name: [E, ...], [N, E, ...] or [N, N, E]} | the same |
+    | final_state | as `state()` returns it | the same |
 
     Agents are in the order of `possible_agents`, the agent axis is first.
 
@@ -224,7 +248,8 @@ class VectorJointEnv(_Spaces, ABC):
     **Automatic reset.** Environment e is over where `over` says so; without it, when every agent that is present is
     terminated or truncated (`episode_over`). Then `observations` already holds the first observation of its next
     episode, and `final_observations` (same structure) the one before the reset. It is None when no environment
-    ended; its rows of environments that did not end are unspecified.
+    ended; its rows of environments that did not end are unspecified. So it is with `state()` and `final_state`, which
+    is needed where an agent is truncated when its episode is over, after `record_states`.
 
     **One random stream per environment index.** After `reset_joint(seeds)` environment e behaves like a
     single environment that was reset with `seeds[e]`, whatever E is.

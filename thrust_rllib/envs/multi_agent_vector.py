@@ -6,18 +6,22 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 from ray.rllib.env.multi_agent_env import MultiAgentEnv
 from ray.rllib.env.vector.vector_multi_agent_env import VectorMultiAgentEnv
 from ray.rllib.utils.annotations import override
 
 from thrust_rllib.envs.adapt import call
 from thrust_rllib.envs.batching import ObservationCopy
+from thrust_rllib.envs.global_state import flat_state
 from thrust_rllib.envs.joint_env import AgentID
 from thrust_rllib.envs.registry import EnvSpec, make_joint_env
 from thrust_rllib.envs.returned import is_flag, returned_dicts
-from thrust_rllib.envs.rllib import ALL, JointEnvMultiAgentEnv, agent_order
-from thrust_rllib.envs.wrapped_state import state_of
+from thrust_rllib.envs.rllib import ALL, COMMON, JointEnvMultiAgentEnv, agent_order
+from thrust_rllib.envs.wrapped_state import global_state_of, state_of, state_space_of
 
+STATE = "state"
+"""Key in the info that belongs to no agent: the global state, flat."""
 _STEP = ("observations", "rewards", "terminateds", "truncateds", "infos")
 
 
@@ -39,11 +43,15 @@ class MultiAgentVector(VectorMultiAgentEnv):
         num_envs: E.
         name: what the user called the environment, for messages.
 
+        records_state: put the global state into the infos, see `STATE`.
+
     Raises:
         TypeError: `factory` makes something else than a `MultiAgentEnv`.
     """
 
-    def __init__(self, factory: Callable[[], MultiAgentEnv], num_envs: int, name: str) -> None:
+    def __init__(
+        self, factory: Callable[[], MultiAgentEnv], num_envs: int, name: str, records_state: bool = False
+    ) -> None:
         super().__init__()
         self.name = name
         self.num_envs = num_envs
@@ -60,6 +68,11 @@ class MultiAgentVector(VectorMultiAgentEnv):
         self.observation_space, self.action_space = self.single_observation_space, self.single_action_space
         self.metadata = {**(first.metadata or {}), "autoreset_mode": "next_step"}
         self.render_mode = first.render_mode
+        self.state_space = state_space_of(first)
+        self.records_state, self._state_size = records_state, -1
+        for env in self.envs if records_state else ():
+            if isinstance(env.unwrapped, JointEnvMultiAgentEnv):
+                env.unwrapped.record_states()
         self._copies = {agent: ObservationCopy(agent, space) for agent, space in self.observation_spaces.items()}
         self._over = [False] * num_envs
         self._steps = [0] * num_envs
@@ -83,7 +96,7 @@ class MultiAgentVector(VectorMultiAgentEnv):
         if not result[0]:
             raise ValueError(f"{self._where(index)}: reset showed no agent anything; at least one must act first")
         self._living[index], self._ended[index] = set(result[0]), set()
-        return self._own(index, result[0]), result[1]
+        return self._own(index, result[0]), self._with_state(index, result[1])
 
     @override(VectorMultiAgentEnv)
     def step(self, actions: Sequence[Mapping[AgentID, Any]]) -> tuple[list[Any], ...]:
@@ -104,7 +117,42 @@ class MultiAgentVector(VectorMultiAgentEnv):
         observations = self._own(index, observations)
         if any(terminateds.values()) or any(truncateds.values()) or ALL not in terminateds:
             terminateds, truncateds = self._flags(index, observations, terminateds, truncateds)
+        if not self._over[index] or any(truncateds.values()):  # else nothing follows
+            infos = self._with_state(index, infos)
         return observations, rewards, terminateds, truncateds, infos
+
+    def _with_state(self, index: int, infos: dict[AgentID, Any]) -> dict[AgentID, Any]:
+        if not self.records_state:
+            return infos
+        return {**infos, COMMON: {**(infos.get(COMMON) or {}), STATE: self.global_state(index)}}
+
+    def global_state(self, index: int) -> np.ndarray:
+        """The global state of one environment now, flat: float32 [S].
+
+        Raises:
+            RuntimeError: the environment fails.
+            TypeError: no numbers.
+            ValueError: not of the declared shape, of another size than before, or not finite.
+        """
+        try:
+            given = global_state_of(self.envs[index].unwrapped)
+        except Exception as error:
+            raise RuntimeError(f"{self._where(index)}: state() failed: {type(error).__name__}: {error}") from error
+        state = flat_state(self.state_space, given, self._where(index))
+        if self._state_size < 0:
+            self._state_size = len(state)
+        if len(state) != self._state_size:
+            raise ValueError(
+                f"{self._where(index)}: state() has {len(state)} numbers, before it had {self._state_size}; return as "
+                "many in every step"
+            )
+        if not np.isfinite(state).all():
+            place = int(np.flatnonzero(~np.isfinite(state))[0])
+            raise ValueError(
+                f"{self._where(index)}: number {place} of its global state is {state[place]}; a critic reads it: let "
+                "state() return finite numbers"
+            )
+        return state
 
     def _own(self, index: int, observations: Mapping[AgentID, Any]) -> dict[AgentID, Any]:
         """Copies of the observations: many environments write each into the array of the one before."""

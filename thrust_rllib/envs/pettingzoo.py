@@ -15,7 +15,7 @@ from thrust_rllib.envs.joint_env import AgentID, JointEnv, JointStepResult, Vect
 from thrust_rllib.envs.presence import EpisodeAgents
 from thrust_rllib.envs.returned import returned_dicts
 from thrust_rllib.envs.single import SingleJointEnv
-from thrust_rllib.envs.wrapped_state import state_of
+from thrust_rllib.envs.wrapped_state import state_of, state_space_of
 
 _RESET = ("observations", "infos")
 _STEP = ("observations", "rewards", "terminations", "truncations", "infos")
@@ -71,7 +71,7 @@ class PettingZooJointEnv(JointEnv):
         self.observation_spaces = self._spaces("observation")
         self.action_spaces = self._spaces("action")
         self.infos: dict[AgentID, Any] = {}
-        self.state_space = getattr(env, "state_space", None)
+        self.state_space = state_space_of(env)
         self.metadata = dict(getattr(env, "metadata", None) or {})
         self.render_mode = getattr(env, "render_mode", None)
         self._extras = tuple(extras_from_infos)
@@ -192,6 +192,7 @@ class JointEnvParallel(ParallelEnv):
         self.render_mode = env.render_mode
         if env.state_space is not None:
             self.state_space = env.state_space
+            env.record_states()
 
     def observation_space(self, agent: AgentID) -> gym.Space:
         """The observation space of `agent`."""

@@ -44,6 +44,9 @@ _BUILT_IN: dict[str, tuple[str, str]] = {
     "two_step_game": ("thrust_rllib.envs.matrix_games:TwoStepGame", "safe branch 7, best 8"),
     "recall": ("thrust_rllib.envs.memory_tasks:Recall", "act on a cue seen k steps ago: 1 at best"),
     "relay": ("thrust_rllib.envs.memory_tasks:Relay", "a speaker sees a cue, a listener acts on it k steps later"),
+    "spread": ("thrust_rllib.envs.spread:Spread", "mpe2's simple_spread; collisions are extras"),
+    "speaker_listener": ("thrust_rllib.envs.speaker_listener:SpeakerListener", "mpe2's simple_speaker_listener: one "
+    "speaks, one moves"),
     "debug/constant_reward": (_DEBUG + "ConstantReward", "1 per step: the value is 1 / (1 - gamma)"),
     "debug/scripted_rewards": (_DEBUG + "ScriptedRewards", "rewards 1, 2, 3, then the end"),
     "debug/identity": (_DEBUG + "Identity", "agent i sees the one-hot of i"),

@@ -15,7 +15,7 @@ from thrust_rllib.envs.names import DECLARE_ALL
 from thrust_rllib.envs.presence import EpisodeAgents
 from thrust_rllib.envs.returned import is_flag, returned_dicts
 from thrust_rllib.envs.single import SingleJointEnv
-from thrust_rllib.envs.wrapped_state import state_of
+from thrust_rllib.envs.wrapped_state import global_state_of, state_of, state_space_of
 
 ALL = "__all__"
 COMMON = "__common__"
@@ -50,6 +50,8 @@ class RLlibJointEnv(JointEnv):
 
     Action masks: a Dict observation with the key "action_mask", such as RLlib's {"observations", "action_mask"}.
 
+    The global state is what a method `state()` of the environment returns, where its class has one.
+
     Args:
         env: the environment.
         extras_from_infos: names that each agent's info carries; they become extras.
@@ -66,6 +68,7 @@ class RLlibJointEnv(JointEnv):
         self.possible_agents = agent_order(env)
         self.observation_spaces = self._spaces("observation")
         self.action_spaces = self._spaces("action")
+        self.state_space = state_space_of(env)
         self.metadata = env.metadata
         self.render_mode = env.render_mode
         self._extras = tuple(extras_from_infos)
@@ -146,6 +149,10 @@ class RLlibJointEnv(JointEnv):
         self._ended.update(agent for agent in terminated if terminated[agent] or truncated[agent])
         return terminated, truncated
 
+    def state(self) -> Any:
+        """The environment's own `state()`, where it has one."""
+        return global_state_of(self.env)
+
     def get_state(self) -> dict[str, Any]:
         """The environment's own state, where it has one, and who lives and has ended."""
         ended = [agent for agent in self.possible_agents if agent in self._ended]
@@ -204,6 +211,7 @@ class JointEnvMultiAgentEnv(MultiAgentEnv):
         self.agents = list(env.possible_agents)
         self.observation_spaces = dict(env.observation_spaces)
         self.action_spaces = dict(env.action_spaces)
+        self.state_space = env.state_space
         self.metadata = {"render_modes": [], **env.metadata}
         self.render_mode = env.render_mode
         self._episode = EpisodeAgents(self.possible_agents)
@@ -260,6 +268,14 @@ class JointEnvMultiAgentEnv(MultiAgentEnv):
     def _where(self) -> str:
         moment = f"step {self._steps} of its episode" if self._steps else "reset_joint"
         return f"{type(self.env.unwrapped).__name__}, {moment}"
+
+    def state(self) -> Any:
+        """The joint environment's global state."""
+        return self.env.state()
+
+    def record_states(self) -> None:
+        """See `JointEnv.record_states`."""
+        self.env.record_states()
 
     def get_state(self) -> dict[str, Any]:
         """The joint environment's state, and who acts."""

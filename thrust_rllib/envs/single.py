@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from thrust_rllib.envs.extras import extra_axes
 from thrust_rllib.envs.joint_env import (
     AgentID,
     JointEnv,
@@ -57,6 +58,7 @@ class SingleJointEnv(JointEnv):
         self.render_mode = env.render_mode
         self._started = False
         self._next_episode: dict[AgentID, Any] | None = None
+        self._final_state: Any = None
         self._acting: list[AgentID] = []
         self._ended: list[AgentID] = []
 
@@ -113,6 +115,7 @@ class SingleJointEnv(JointEnv):
             self._ended = []
             self._acting = self._acts_next()
             self._next_episode = {agent: observations[agent] for agent in self._acting}
+            self._final_state = result.final_state
             last = self._by_agent(result.final_observations)
             observations = {agent: last[agent] for agent in agents if agent not in gone}
         else:
@@ -161,10 +164,12 @@ class SingleJointEnv(JointEnv):
         return {agent: bool(flags[i, 0]) for i, agent in enumerate(self.possible_agents) if agent not in gone}
 
     def _extra(self, values: np.ndarray) -> Any:
-        """[1, ...] belongs to the environment, [N, 1, ...] to the agents."""
-        if len(values) == len(self.possible_agents) and values.ndim > 1 and values.shape[1] == 1:
-            return {agent: values[i, 0] for i, agent in enumerate(self.possible_agents)}
-        return values[0]
+        """See `extra_axes`."""
+        agents = self.possible_agents
+        axes = extra_axes(values.shape, len(agents), 1)
+        if axes == 2:
+            return {a: dict(zip(agents, row[:, 0], strict=True)) for a, row in zip(agents, values, strict=True)}
+        return dict(zip(agents, values[:, 0], strict=True)) if axes else values[0]
 
     def _by_agent(self, observations: Any) -> dict[AgentID, Any]:
         if self.env.stacked:
@@ -173,9 +178,24 @@ class SingleJointEnv(JointEnv):
             agent: batch_row(self.observation_spaces[agent], observations[agent], 0) for agent in self.possible_agents
         }
 
-    def state(self) -> np.ndarray:
-        """The global state, [S]; after the end of an episode that of the next one."""
-        return self.env.state()[0]
+    def record_states(self) -> None:
+        """See `JointEnv.record_states`."""
+        super().record_states()
+        self.env.record_states()
+
+    def state(self) -> Any:
+        """The global state; behind the last step of an episode that of its end.
+
+        Raises:
+            RuntimeError: the vectorised environment has not told the state of the end, see `VectorJointEnv`.
+        """
+        states = self.env.state() if self._next_episode is None else self._final_state
+        if states is None:
+            raise RuntimeError(
+                f"the episode of {type(self.env).__name__} is over, and what its state was is not known: call "
+                "record_states() first, and let step_joint return JointStepResult(final_state=...)"
+            )
+        return states[0] if self.state_space is None else batch_row(self.state_space, states, 0)
 
     def render(self) -> Any:
         """An image of the environment; after the last step of an episode, of its end."""
@@ -191,6 +211,7 @@ class SingleJointEnv(JointEnv):
             "env": self.env.get_state(),
             "started": self._started,
             "next_episode": copy.deepcopy(self._next_episode),
+            "final_state": copy.deepcopy(self._final_state),
             "acting": [*self._acting],
             "ended": [*self._ended],
         }
@@ -199,4 +220,5 @@ class SingleJointEnv(JointEnv):
         """Goes on from where `get_state` was called."""
         self.env.set_state(state["env"])
         self._started, self._next_episode = state["started"], copy.deepcopy(state["next_episode"])
+        self._final_state = copy.deepcopy(state.get("final_state"))  # not in states of earlier versions
         self._acting, self._ended = [*state["acting"]], [*state["ended"]]

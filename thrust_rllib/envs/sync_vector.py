@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
+import gymnasium as gym
 import numpy as np
+from gymnasium import spaces
 
-from thrust_rllib.envs.batching import ObservationBatch, Where, split_actions, stack_extras
+from thrust_rllib.envs.batching import ObservationBatch, Where, split_actions
+from thrust_rllib.envs.extras import stack_extras
+from thrust_rllib.envs.global_state import flat_state, stack_states
 from thrust_rllib.envs.joint_env import (
     AgentID,
     JointEnv,
@@ -62,7 +66,8 @@ class SyncVectorJointEnv(VectorJointEnv):
         self.possible_agents: list[AgentID] = list(first.possible_agents)
         self.observation_spaces = {agent: first.observation_spaces[agent] for agent in self.possible_agents}
         self.action_spaces = {agent: first.action_spaces[agent] for agent in self.possible_agents}
-        self.state_space = first.state_space
+        self._state_space = first.state_space
+        self.state_space = None if first.state_space is None else spaces.flatten_space(first.state_space)
         self.render_mode = first.render_mode
         self.stacked = identical_spaces(first)
         self._batch = ObservationBatch(self.possible_agents, self.observation_spaces, num_envs, self.stacked)
@@ -127,7 +132,7 @@ class SyncVectorJointEnv(VectorJointEnv):
                 _raise_from(where, error)
             if type(result) is not JointStepResult:
                 _check_result(result, where)
-            if result.present is not None or result.final_observations is not None:
+            if result.present is not None or result.final_observations is not None or result.final_state is not None:
                 _refuse_unused(result, where)
             step.extras.append(result.extras)
             if everybody and result.terminated is False and result.truncated is False and not result.over:
@@ -150,6 +155,7 @@ class SyncVectorJointEnv(VectorJointEnv):
             final_observations=step.final_observations,
             present=step.present,
             over=None if step.over_as_usual else step.over,
+            final_state=stack_states(step.final_states, self._names) if step.final_states else None,
         )
 
     def _take(self, step: _Step, row: int, result: JointStepResult, where: Where) -> None:
@@ -179,6 +185,8 @@ class SyncVectorJointEnv(VectorJointEnv):
             self._batch.write(step.final_arrays, row, result.observations, where)
         else:
             self._batch.write_some(step.final_arrays, row, result.observations, where, shown)
+        if self.records_state and any(taken.truncated.values()):
+            step.final_states[row] = self._state_of(row)
         self._steps[row] = 0
         self._reset_one(row, None, step.arrays)
 
@@ -202,9 +210,34 @@ class SyncVectorJointEnv(VectorJointEnv):
                     )
         raise AssertionError("unreachable: every reward is a number")
 
+    def record_states(self) -> None:
+        """See `VectorJointEnv.record_states`."""
+        super().record_states()
+        for env in self.envs:
+            env.record_states()
+
     def state(self) -> np.ndarray:
-        """The environments' global states, [E, S]."""
-        return np.stack([env.state() for env in self.envs])
+        """The environments' global states, flat: float32 [E, S].
+
+        Raises:
+            ValueError: one has another shape than declared, or than the others'.
+        """
+        return stack_states({row: self._state_of(row) for row in range(self.num_envs)}, self._names)
+
+    @property
+    def state_parts(self) -> gym.Space | None:
+        """The space as the environments declare it."""
+        return self._state_space
+
+    def _state_of(self, row: int) -> np.ndarray:
+        where = Where(self._names[row], row, 0 if self._steps is None else self._steps[row])
+        try:
+            state = self.envs[row].state()
+        except NotImplementedError:
+            raise
+        except Exception as error:
+            _raise_from(where, error)
+        return flat_state(self._state_space, state, where())
 
     def render(self, index: int = 0) -> Any:
         """An image of environment `index`."""
@@ -243,6 +276,7 @@ class _Step:
         self.extras: list[Mapping[str, Any]] = []
         self.final_observations: Any = None
         self.final_arrays: list[np.ndarray] = []
+        self.final_states: dict[int, np.ndarray] = {}
         self.present: np.ndarray | None = None
         self.over = np.zeros(batch.num_envs, dtype=bool)
         self.over_as_usual = True  # `episode_over` finds the same out of the other fields
@@ -261,9 +295,9 @@ def _check_result(result: Any, where: Where) -> None:
 
 
 def _refuse_unused(result: JointStepResult, where: Where) -> NoReturn:
-    if result.final_observations is not None:
+    if result.final_observations is not None or result.final_state is not None:
         raise ValueError(
-            f"{where()}: final_observations is for a VectorJointEnv; a JointEnv returns the last "
+            f"{where()}: final_observations is for a VectorJointEnv, like final_state; a JointEnv returns the last "
             "observation as observations and does not reset itself"
         )
     raise ValueError(

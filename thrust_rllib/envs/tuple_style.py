@@ -16,7 +16,7 @@ from thrust_rllib.envs.gymnasium import made_env
 from thrust_rllib.envs.joint_env import AgentID, JointEnv, JointStepResult
 from thrust_rllib.envs.late_rewards import LateRewards
 from thrust_rllib.envs.spaces import element_nearest_zero, map_space
-from thrust_rllib.envs.wrapped_state import state_of
+from thrust_rllib.envs.wrapped_state import global_state_of, state_of, state_space_of
 
 
 def is_tuple_style(env: gym.Env) -> bool:
@@ -36,6 +36,8 @@ class TupleJointEnv(JointEnv):
     An agent whose own flag is set has ended, while the others go on; the environment still gets an action for it,
     zeros, and what it pays it from then on is left out, with one warning. The episode is over when all have ended. The
     infos of the last step, by agent, are in `infos`.
+
+    The global state is what a method `state()` of the environment returns, where its class has one.
 
     Gymnasium's `PassiveEnvChecker`, which knows one agent only, is taken out of the environment's wrappers.
 
@@ -64,6 +66,7 @@ class TupleJointEnv(JointEnv):
         self.possible_agents = [f"agent_{index}" for index in range(len(action_space))]
         self.observation_spaces = dict(zip(self.possible_agents, observation_space, strict=True))
         self.action_spaces = dict(zip(self.possible_agents, action_space, strict=True))
+        self.state_space = state_space_of(env.unwrapped)
         self.metadata = env.metadata
         self.render_mode = env.render_mode
         # Older environments draw in the mode that they are asked for, whatever they were made with.
@@ -162,6 +165,10 @@ class TupleJointEnv(JointEnv):
         if isinstance(infos, Mapping):
             return {name: infos[name] for name in self._extras}
         return picked
+
+    def state(self) -> Any:
+        """The environment's own `state()`, where it has one."""
+        return global_state_of(self.env.unwrapped)
 
     def get_state(self) -> dict[str, Any]:
         """The environment's own state, where it has one, and who has ended."""

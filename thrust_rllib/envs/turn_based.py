@@ -14,7 +14,7 @@ from thrust_rllib.envs.extras import pick_extras
 from thrust_rllib.envs.joint_env import AgentID, JointEnv, JointStepResult
 from thrust_rllib.envs.late_rewards import LateRewards
 from thrust_rllib.envs.spaces import ACTION_MASK
-from thrust_rllib.envs.wrapped_state import state_of
+from thrust_rllib.envs.wrapped_state import state_of, state_space_of
 
 
 @dataclass
@@ -71,7 +71,7 @@ class AECJointEnv(JointEnv):
         self.possible_agents = list(agents)
         self.observation_spaces = {agent: env.observation_space(agent) for agent in self.possible_agents}
         self.action_spaces = {agent: env.action_space(agent) for agent in self.possible_agents}
-        self.state_space = getattr(env, "state_space", None)
+        self.state_space = state_space_of(env)
         self.metadata = dict(getattr(env, "metadata", None) or {})
         self.render_mode = getattr(env, "render_mode", None)
         self._extras = tuple(extras_from_infos)

@@ -1,8 +1,10 @@
-"""The state of an environment of another library, which an adapter forwards where there is one."""
+"""The states of an environment of another library, which an adapter forwards where there are some."""
 
 from __future__ import annotations
 
 from typing import Any
+
+import gymnasium as gym
 
 
 def state_of(env: Any) -> Any:
@@ -14,6 +16,24 @@ def state_of(env: Any) -> Any:
     """
     check_has_state(env)
     return env.get_state()
+
+
+def global_state_of(env: Any) -> Any:
+    """What the environment's own `state()` says, the global state.
+
+    Raises:
+        NotImplementedError: it has no such method.
+    """
+    read = getattr(env, "state", None)
+    if not callable(read):
+        raise NotImplementedError(f"{type(env).__name__} has no method state(), the global state; give its class one")
+    return read()
+
+
+def state_space_of(env: Any) -> gym.Space | None:
+    """The environment's `state_space`, where it declares one."""
+    space = getattr(env, "state_space", None)
+    return space if isinstance(space, gym.Space) else None
 
 
 def check_has_state(env: Any) -> None:

@@ -22,6 +22,7 @@ from thrust_rllib.reporting.panels import (
     agents_apart,
     agents_of,
     agents_together,
+    diversity_panels,
     group_colors,
     modules_of,
     team_return,
@@ -58,10 +59,36 @@ def learning_curves(groups: Sequence[RunGroup], title: str) -> Figure:
 
 def agent_returns(groups: Sequence[RunGroup], title: str) -> Figure:
     """A small panel for each agent, a line per group."""
-    labels = _legend_labels(groups)
-    rows = -(-len(labels) // _legend_columns(groups, WIDTH))
-    legend = _Row([_LEGEND], [1], (_LINE * rows * max(map(len, labels)) + 0.1) / PANEL_HEIGHT)
-    return _figure([legend, *_rows(agents_apart(groups))], groups, title, agents_caption(groups))
+    return _figure([_legend_row(groups), *_rows(agents_apart(groups))], groups, title, agents_caption(groups))
+
+
+def diversity_curves(groups: Sequence[RunGroup], title: str) -> Figure | None:
+    """Diversity of policies and accuracy of auxiliary targets, a line per group; None where no run has either."""
+    panels = diversity_panels(groups)
+    if not panels:
+        return None
+    legend = [_legend_row(groups)] if len(groups) > 1 else []
+    return _figure([*legend, *_rows(panels)], groups, title, diversity_caption(groups))
+
+
+def diversity_caption(groups: Sequence[RunGroup]) -> str:
+    """How to read the curves of diversity."""
+    runs, text = [run.curves for group in groups for run in group.runs], ""
+    if any(run.diversity for run in runs):
+        text = (
+            "Diversity: distance of the modules' action distributions on the same observations, mean over pairs; dots "
+            "are the updates that measured it, not averaged over iterations. A name such as agent_0+3 is that of the "
+            "first of 4 modules with the same spaces. "
+        )
+        if len(groups) > 1 and any(len(kinds) > 1 for run in runs for kinds in run.diversity.values()):
+            text += "Mean over such groups of modules. "
+    if any(run.auxiliary_accuracy for run in runs):
+        text += "Accuracy: 1 − median relative error of the predictions of an auxiliary target, cut to [0, 1]"
+        text += ", mean over modules. " if len(groups) > 1 else ". "
+        text += lines_caption(groups).removesuffix(" Returns: mean over the latest finished episodes.")
+    elif max(len(group.runs) for group in groups) > 1:
+        text += "Lines: mean over runs; bands: ± 1 standard error of that mean."
+    return text.rstrip()
 
 
 def curves_caption(groups: Sequence[RunGroup]) -> str:
@@ -118,6 +145,13 @@ def new_figure(width: float, height: float, title: str) -> Figure:
     figure = Figure(figsize=(width, height), dpi=DOTS_PER_INCH, layout=layout)
     figure.suptitle(plain(title), fontsize=13, fontweight="bold", x=0.01, ha="left")
     return figure
+
+
+def _legend_row(groups: Sequence[RunGroup]) -> _Row:
+    """The groups' colours above everything."""
+    labels = _legend_labels(groups)
+    rows = -(-len(labels) // _legend_columns(groups, WIDTH))
+    return _Row([_LEGEND], [1], (_LINE * rows * max(map(len, labels)) + 0.1) / PANEL_HEIGHT)
 
 
 def _rows(cells: Sequence[Panel | None]) -> list[_Row]:

@@ -26,6 +26,13 @@ GRADIENTS = {
     "norm_ratio": ("Gradient of {}: size", "norm / norm of PPO's"),
     "cosine": ("Gradient of {}: direction", "cosine with PPO's"),
 }
+DIVERSITY = {
+    # statistic: title, unit
+    "total_variation": ("Total variation of policies", "0 = alike, 1 = disjoint"),
+    "total_variation_time_averaged": ("Total variation, time-averaged", "0 = alike, 1 = disjoint"),
+    "jensen_shannon": ("Jensen-Shannon divergence", "nats, at most 0.69"),
+    "system_neural_diversity": ("System neural diversity", "units of the actions"),
+}
 Curve = tuple[np.ndarray, np.ndarray]
 _One = Callable[[RunCurves], np.ndarray | None]
 _Named = Callable[[RunCurves], dict[str, np.ndarray]]
@@ -119,6 +126,29 @@ def training_panels(groups: Sequence[RunGroup]) -> list[Panel]:
     return panels
 
 
+def diversity_panels(groups: Sequence[RunGroup]) -> list[Panel]:
+    """Each statistic of diversity that some run measured, then the accuracy of each auxiliary target."""
+    runs = [run.curves for group in groups for run in group.runs]
+    panels: list[Panel] = []
+    for statistic, (title, unit) in DIVERSITY.items():
+        kinds = in_order({kind: None for run in runs for kind in run.diversity.get(statistic, {})})
+        if not kinds:
+            continue
+        if len(groups) > 1:
+            lines = _by_group(groups, _mean_diversity(statistic))
+        else:
+            palette = [TOTAL_COLOR] if len(kinds) == 1 else [matplotlib.colormaps["tab10"](k) for k in range(10)]
+            colors = {kind: palette[k % len(palette)] for k, kind in enumerate(kinds)}
+            lines = _each(groups[0], _diversity(statistic), colors)
+        legend = "modules" if not panels and len(groups) == 1 and len(lines) > 1 else None
+        panels.append(Panel(title, unit, lines, legend, measured=True))
+    for index, target in enumerate(sorted({target for run in runs for target in run.auxiliary_accuracy})):
+        lines = _of_modules(groups, _accuracy(target))
+        legend = "modules" if index == 0 and len(groups) == 1 and 1 < len(lines) <= MAX_MODULES else None
+        panels.append(Panel(f"Accuracy: {target}", "1 = perfect", lines, legend, share=True))
+    return panels
+
+
 def group_colors(number: int) -> list[Any]:
     """One for each group; black where there is one only."""
     if number == 1:
@@ -158,6 +188,18 @@ def _coupling(name: str) -> _One:
 
 def _statistic(name: str) -> _Named:
     return lambda run: run.modules.get(name, {})
+
+
+def _diversity(statistic: str) -> _Named:
+    return lambda run: run.diversity.get(statistic, {})
+
+
+def _mean_diversity(statistic: str) -> _One:
+    return lambda run: _mean(run.diversity.get(statistic, {}))
+
+
+def _accuracy(target: str) -> _Named:
+    return lambda run: run.auxiliary_accuracy.get(target, {})
 
 
 def _gradient(key: tuple[str, str]) -> _Named:

@@ -17,6 +17,7 @@ from thrust_rllib.reporting.panels import agents_of
 
 # The field is for the environment, where there are several.
 PLOT = "learning_curves{}.png"
+DIVERSITY_PLOT = "diversity{}.png"
 AGENTS_PLOT = "agent_returns{}.png"
 CORRELATION_PLOT = "feature_correlation{}.png"
 HEAT_MAP = "feature_heat_map{}.png"
@@ -51,7 +52,18 @@ def draw_figures(target: Path, groups: Sequence[RunGroup], title: str, suffix: s
             curve_figures.agent_returns(groups, f"{title}: return of each agent"), target / AGENTS_PLOT.format(suffix)
         )
         figures.append(PageFigure("Return of each agent", curve_figures.agents_caption(groups), agents))
+    heading = _diversity_heading(groups)
+    diversity = curve_figures.diversity_curves(groups, f"{title}: {heading.lower()}")
+    if diversity is not None:
+        saved = _save(diversity, target / DIVERSITY_PLOT.format(suffix))
+        figures.append(PageFigure(heading, curve_figures.diversity_caption(groups), saved))
     return [*figures, *_correlation_figures(target, groups, suffix)]
+
+
+def _diversity_heading(groups: Sequence[RunGroup]) -> str:
+    runs = [run.curves for group in groups for run in group.runs]
+    parts = {"diversity": any(r.diversity for r in runs), "auxiliary targets": any(r.auxiliary_accuracy for r in runs)}
+    return " and ".join(name for name, there in parts.items() if there).capitalize()
 
 
 def _correlation_figures(target: Path, groups: Sequence[RunGroup], suffix: str) -> list[PageFigure]:

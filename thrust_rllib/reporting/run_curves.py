@@ -17,6 +17,8 @@ from thrust_rllib.entropy_guard import STOP_REASON
 _STEPS = "env_runners/num_env_steps_sampled_lifetime"
 _AGENT_RETURN = "env_runners/agent_episode_returns_mean/"
 _COUPLING = "learners/__all_modules__/cross_agent_loss/"
+_DIVERSITY = re.compile(r"learners/__all_modules__/diversity/(.+)/([^/]+)")
+_AUXILIARY = re.compile(r"learners/(.+)/auxiliary_(?:loss|(accuracy))/([^/]+)")
 _GRADIENT = re.compile(r"learners/(.+)/coupling_gradient/(.+)/(norm|norm_ratio|cosine)")
 
 
@@ -33,6 +35,9 @@ class RunCurves:
         couplings: {name: value of the cross-agent loss before its coefficient}.
         gradients: {(coupling, "norm", "norm_ratio" or "cosine"): {module: values}}, the coupling's gradient against the
             module's own, NaN where an iteration repeats an earlier measurement; empty where the run measured none.
+        diversity: {statistic: {group of alike modules: values}}, NaN where an iteration did not measure it; empty
+            where the run measured none.
+        auxiliary_accuracy: {target: {module: accuracy of its predictions}}.
         note: what a reader has to know about the file; None for nothing.
         stop_reason: why the training itself ended before its limit.
     """
@@ -44,6 +49,8 @@ class RunCurves:
     modules: dict[str, dict[str, np.ndarray]]
     couplings: dict[str, np.ndarray]
     gradients: dict[tuple[str, str], dict[str, np.ndarray]] = field(default_factory=dict)
+    diversity: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
+    auxiliary_accuracy: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
     note: str | None = None
     stop_reason: str | None = None
 
@@ -83,10 +90,19 @@ def read_curves(progress_file: Path) -> RunCurves:
         raise ValueError(f"{progress_file} has no number in its column {_STEPS}; a report counts in these steps")
     modules: dict[str, dict[str, np.ndarray]] = {}
     gradients: dict[tuple[str, str], dict[str, np.ndarray]] = {}
+    diversity: dict[str, dict[str, np.ndarray]] = {}
+    accuracy: dict[str, dict[str, np.ndarray]] = {}
     for name in columns:
         if gradient := _GRADIENT.fullmatch(name):
             module, coupling, statistic = gradient.groups()
             gradients.setdefault((coupling, statistic), {})[module] = column(name)
+        elif measured := _DIVERSITY.fullmatch(name):
+            group, statistic = measured.groups()
+            diversity.setdefault(statistic, {})[group] = column(name)
+        elif auxiliary := _AUXILIARY.fullmatch(name):
+            module, is_accuracy, target = auxiliary.groups()
+            if is_accuracy:
+                accuracy.setdefault(target, {})[module] = column(name)
         elif name.startswith("learners/") and not name.startswith("learners/__all_modules__/"):
             module, _, statistic = name.removeprefix("learners/").rpartition("/")
             modules.setdefault(statistic, {})[module] = column(name)
@@ -104,6 +120,8 @@ def read_curves(progress_file: Path) -> RunCurves:
             if name.startswith(_COUPLING) and name != _COUPLING + "total"
         },
         gradients={key: in_order(values) for key, values in sorted(_measured(gradients).items())},
+        diversity={statistic: in_order(values) for statistic, values in diversity.items()},
+        auxiliary_accuracy={target: in_order(values) for target, values in sorted(accuracy.items())},
         note=note,
         stop_reason=rows[-1].get(STOP_REASON) or None,
     )

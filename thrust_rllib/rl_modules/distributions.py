@@ -1,13 +1,8 @@
-"""Action distributions over a batch of logits, for the three kinds of action space.
+"""Action distributions over a batch of logits, for the three kinds of action space: `categorical`, and normals here.
 
-They are RLlib `Distribution`s, so that RLlib's code and any user's can take them for its own. They differ from RLlib's
-classes in two ways: several categorical heads are one padded tensor instead of a list of
-`torch.distributions.Categorical` objects, each of which costs about 0.1 ms to build, and masked logits give entropy
-and divergence without a NaN. Formulas, with p = softmax(logits) per head:
-
-logp = Σ_heads log p(a_head),  entropy = −Σ_heads Σ_k p_k log p_k,  kl(p‖q) = Σ_heads Σ_k p_k (log p_k − log q_k).
-
-Source: the factorised policy of MultiDiscrete action spaces, as in RLlib's `TorchMultiCategorical`.
+They are RLlib `Distribution`s, so that RLlib's code and any user's can take them for its own. Beside RLlib's methods
+they have `head_logp` and `head_entropy`, log-probability and entropy head by head, for ratios of each head's own. Box
+actions are one head.
 """
 
 from __future__ import annotations
@@ -16,128 +11,32 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium as gym
 import torch
 from ray.rllib.core.distribution.distribution import Distribution
 from ray.rllib.core.distribution.torch.torch_distribution import TorchDeterministic
 
-MASKED_LOGIT = -1e30  # finite: 0 · MASKED_LOGIT is 0, where 0 · −inf would be NaN
-TINY = torch.finfo(torch.float32).tiny
+from thrust_rllib.rl_modules.categorical import ConditionalCategorical, FactorizedCategorical
+from thrust_rllib.rl_modules.head_layout import MASKED_LOGIT, HeadLayout, on_device
 
 
-def mask_logits(logits: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """Logits […, A]; where `mask` […, A] (bool, true = allowed) is false, a large negative number."""
-    return logits if mask is None else logits.masked_fill(~mask, MASKED_LOGIT)
-
-
-def gumbel_noise(out: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
-    """Fills `out` with Gumbel noise −log e, e ~ Exp(1): logit + noise is largest at category k with probability p_k."""
-    # An e of exactly 0, which float32 draws once in 2^24, would choose its category however improbable that is.
-    return out.exponential_(generator=generator).clamp_(min=TINY).log_().neg_()
-
-
-class HeadLayout:
-    """Where the heads of a MultiDiscrete space lie in one vector of A logits.
-
-    Args:
-        sizes: number of categories of each head; their sum is A.
-    """
-
-    def __init__(self, sizes: Sequence[int]) -> None:
-        self.sizes = tuple(int(k) for k in sizes)
-        self.width = max(self.sizes)
-        self.equal = all(k == self.width for k in self.sizes)
-        total = sum(self.sizes)
-        columns, start = [], 0
-        for k in self.sizes:
-            columns += [start + i if i < k else total for i in range(self.width)]  # column A is the padding
-            start += k
-        self.total = total
-        self.columns = tuple(columns)
-
-    def pad(self, logits: torch.Tensor) -> torch.Tensor:
-        """Logits […, A] to [… , heads, widest head], the padding masked."""
-        shape = (*logits.shape[:-1], len(self.sizes), self.width)
-        if self.equal:
-            return logits.reshape(shape)
-        padding = logits.new_full((*logits.shape[:-1], 1), MASKED_LOGIT)
-        columns = _on_device(self.columns, logits.device)
-        return torch.cat([logits, padding], dim=-1).index_select(-1, columns).reshape(shape)
-
-
-@functools.cache
-def _on_device(numbers: tuple[int, ...], device: torch.device) -> torch.Tensor:
-    """`numbers` as a tensor, copied to the device once, however often it is asked for."""
-    with torch.inference_mode(False):  # a tensor made in inference mode could not be used in training
-        return torch.tensor(numbers, device=device)
-
-
-class FactorizedCategorical(Distribution):
-    """Independent categorical heads; one head is a plain categorical. `distribution_class` makes one for a space.
+def mask_logits(logits: torch.Tensor, mask: torch.Tensor | None, distribution: Any = None) -> torch.Tensor:
+    """Logits with a large negative number in place of what is not allowed.
 
     Args:
         logits: […, A].
-
-    Raises:
-        ValueError: the logits do not fit the heads.
+        mask: bool, true = allowed, the categories of all heads side by side; or None. That is […, A] if no head depends
+            on another; what is allowed to a conditional head is allowed to it whatever its parent chose.
+        distribution: the distribution class that the logits are for; may be left out if no head depends on another.
     """
-
-    layout: ClassVar[HeadLayout]
-    scalar: ClassVar[bool]  # actions are numbers […] (Discrete) instead of vectors […, heads] (MultiDiscrete)
-
-    def __init__(self, logits: torch.Tensor) -> None:
-        if logits.shape[-1] != self.layout.total:
-            raise ValueError(
-                f"logits have {logits.shape[-1]} columns, the action space has {self.layout.total} categories in heads "
-                f"of {self.layout.sizes}; let the module's policy head have {self.layout.total} outputs"
-            )
-        self.logits = self.layout.pad(logits)  # […, heads, width]
-
-    @functools.cached_property
-    def log_probs(self) -> torch.Tensor:
-        """[width, …, heads]: the few categories first, so that a softmax over them runs along whole rows of memory."""
-        return torch.log_softmax(self.logits.movedim(-1, 0).contiguous(), dim=0)
-
-    @classmethod
-    def from_logits(cls, logits: torch.Tensor, **kwargs: Any) -> FactorizedCategorical:
-        """The distribution of `logits` […, A]."""
-        return cls(logits)
-
-    def logp(self, value: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        """Joint log-probability […] of actions […] or […, heads]."""
-        index = value.long()
-        if self.scalar:
-            index = index.unsqueeze(-1)
-        return self.log_probs.gather(0, index.unsqueeze(0)).squeeze(0).sum(-1)
-
-    def entropy(self) -> torch.Tensor:
-        """Joint entropy […]: the sum over heads, in nats."""
-        return -(self.log_probs.exp() * self.log_probs).sum((0, -1))
-
-    def kl(self, other: FactorizedCategorical) -> torch.Tensor:
-        """KL(self ‖ other) […], summed over heads."""
-        return (self.log_probs.exp() * (self.log_probs - other.log_probs)).sum((0, -1))
-
-    def sample(self, generator: torch.Generator | None = None, **kwargs: Any) -> torch.Tensor:
-        """One action per row, int64, drawn from `generator` (None: torch's own)."""
-        actions = (self.logits + gumbel_noise(torch.empty_like(self.logits), generator)).argmax(-1)
-        return actions.squeeze(-1) if self.scalar else actions
-
-    def rsample(self, **kwargs: Any) -> torch.Tensor:
-        """Not defined: a categorical sample has no gradient."""
-        raise ValueError("a categorical distribution cannot be sampled with a gradient; use sample()")
-
-    def to_deterministic(self) -> TorchDeterministic:
-        """The most probable category of each head."""
-        actions = self.logits.argmax(-1)
-        return TorchDeterministic(loc=actions.squeeze(-1) if self.scalar else actions)
-
-    @staticmethod
-    def required_input_dim(space: gym.Space, **kwargs: Any) -> int:
-        """A, the number of logits."""
-        return logits_width(space)
+    if mask is None:
+        return logits
+    layout = getattr(distribution, "layout", None)
+    if layout is not None and layout.conditional:
+        mask = mask.index_select(-1, on_device(layout.mask_columns, mask.device))
+    return logits.masked_fill(~mask, MASKED_LOGIT)
 
 
 class DiagonalGaussian(Distribution):
@@ -160,6 +59,14 @@ class DiagonalGaussian(Distribution):
         """Log-density […] of actions […, k]."""
         z = (value - self.loc) * torch.exp(-self.log_std)
         return -(0.5 * z.square() + self.log_std).sum(-1) - 0.5 * self.loc.shape[-1] * math.log(2 * math.pi)
+
+    def head_logp(self, value: torch.Tensor) -> torch.Tensor:
+        """[…, 1]: all dimensions are one head."""
+        return self.logp(value).unsqueeze(-1)
+
+    def head_entropy(self, value: torch.Tensor) -> torch.Tensor:
+        """[…, 1], see `head_logp`."""
+        return self.entropy().unsqueeze(-1)
 
     def entropy(self) -> torch.Tensor:
         """Differential entropy […], in nats."""
@@ -209,8 +116,12 @@ def logits_width(space: gym.Space) -> int:
     )
 
 
-def distribution_class(space: gym.Space) -> Any:
+def distribution_class(space: gym.Space, parents: Sequence[int | None] | None = None) -> Any:
     """The distribution over `space`, with `from_logits(logits)` as RLlib's distribution classes have it.
+
+    Args:
+        space: of the actions.
+        parents: of a MultiDiscrete with conditional heads: what each depends on, as of `HeadLayout`.
 
     Raises:
         ValueError: as `logits_width`.
@@ -219,14 +130,18 @@ def distribution_class(space: gym.Space) -> Any:
     if isinstance(space, gym.spaces.Discrete):
         return _categorical_class((int(space.n),), scalar=True)
     if isinstance(space, gym.spaces.MultiDiscrete):
-        return _categorical_class(tuple(space.nvec.tolist()), scalar=False)
+        sizes = tuple(space.nvec.tolist())
+        return _categorical_class(sizes, scalar=False, parents=None if parents is None else tuple(parents))
     return DiagonalGaussian
 
 
 @functools.cache
-def _categorical_class(sizes: tuple[int, ...], scalar: bool) -> type[FactorizedCategorical]:
-    """One class per action space, so that `runs_alike` sees which modules act in the same one."""
-    return type("FactorizedCategorical", (FactorizedCategorical,), {"layout": HeadLayout(sizes), "scalar": scalar})
+def _categorical_class(
+    sizes: tuple[int, ...], scalar: bool, parents: tuple[int | None, ...] | None = None
+) -> type[FactorizedCategorical]:
+    """One class per kind of action, so that `runs_alike` sees which modules act in the same one."""
+    base = FactorizedCategorical if parents is None else ConditionalCategorical
+    return type(base.__name__, (base,), {"layout": HeadLayout(sizes, parents), "scalar": scalar})
 
 
 def runs_alike(classes: Sequence[Any], logits: Sequence[torch.Tensor]) -> list[slice]:

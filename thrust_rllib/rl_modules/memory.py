@@ -127,6 +127,14 @@ class RecurrentModules:
         )
 
 
+def in_first_state(module: RLModule, obs: Tensor) -> dict[str, Any]:
+    """The input of a module's forward pass over rows [R, …] that are each the first step of an episode."""
+    columns = {Columns.OBS: obs}
+    if (memory := MemoryLayout.of(module)) is None:
+        return columns
+    return memory.one_step(columns, torch.from_numpy(memory.initial).to(obs.device).expand(len(obs), -1))
+
+
 def joint_sequence_length(modules: Mapping[ModuleID, RLModule]) -> int | None:
     """`max_seq_len` that all stateful modules agree on; None for the whole rollout, or where no module has a state.
 

@@ -21,6 +21,7 @@ from torch import nn
 
 from thrust_rllib.envs.names import nearest
 from thrust_rllib.rl_modules.distributions import distribution_class, logits_width
+from thrust_rllib.rl_modules.heads import check_head_names, head_parents
 from thrust_rllib.rl_modules.parameter_check import check_parameters
 
 ENCODER_FEATURES = "encoder_features"
@@ -46,19 +47,24 @@ class MLPModule(TorchRLModule, InferenceOnlyAPI, ValueFunctionAPI):
     | `vf_share_layers`  | True      | False: the value head gets a trunk of its own                          |
     | `free_log_std`     | True      | Box actions: log σ is a parameter, not an output of the policy head    |
     | `log_std_init`     | 0.0       | its first value                                                        |
+    | `head_names`       | None      | names of a MultiDiscrete's dimensions; None: "0", "1", …               |
+    | `conditional_heads` | {}       | {head: the head it depends on}: {"goal": "skill"} gives the goal its   |
+    |                    |           | own logits for each category of the skill; the sampled one says which  |
+    |                    |           | count. A = S + S·G instead of S + G (`ConditionalCategorical`)         |
 
     RLlib's other settings (`DefaultModelConfig`) may be there with their default values. A derived class that reads
     more adds its keys to `model_config_keys`.
 
     Raises:
-        ValueError: an unsupported action space, an unknown activation, no hidden layer, an unknown key, or a setting
-            of RLlib's that is not read here and does not have its default.
+        ValueError: an unsupported action space, an unknown activation, no hidden layer, an unknown key, a setting
+            of RLlib's that is not read here and does not have its default, or heads that the actions do not have.
 
     Source: the plain network of the seed's joint trainer; orthogonal initialisation after Saxe et al. 2014.
     """
 
     model_config_keys: ClassVar[tuple[str, ...]] = (
-        "fcnet_hiddens", "fcnet_activation", "vf_share_layers", "free_log_std", "log_std_init",
+        "fcnet_hiddens", "fcnet_activation", "vf_share_layers", "free_log_std", "log_std_init", "head_names",
+        "conditional_heads",
     )  # fmt: skip
 
     @override(TorchRLModule)
@@ -66,20 +72,23 @@ class MLPModule(TorchRLModule, InferenceOnlyAPI, ValueFunctionAPI):
         config = settings_of(self.model_config)
         self._check_model_config(config)
         self._check_action_space(self.action_space)
-        num_logits = logits_width(self.action_space)
+        self.head_names = config.get("head_names")
+        names = check_head_names(self.action_space, self.head_names)
+        self.head_parents = head_parents(self.action_space, names, config.get("conditional_heads"))
+        self.action_dist_cls = distribution_class(self.action_space, self.head_parents)
+        num_logits = self.action_dist_cls.required_input_dim(self.action_space)
         self.free_log_std = isinstance(self.action_space, gym.spaces.Box) and bool(config.get("free_log_std", True))
         self.separate_critic = not config.get("vf_share_layers", True)
 
         num_features = self._add_actor(config)
-        self.policy_head = _linear(num_features, num_logits // 2 if self.free_log_std else num_logits, gain=0.01)
+        self.policy_head = linear(num_features, num_logits // 2 if self.free_log_std else num_logits, gain=0.01)
         self.log_std: nn.Parameter | None = None
         if self.free_log_std:
             self.log_std = nn.Parameter(torch.full((num_logits // 2,), float(config.get("log_std_init", 0.0))))
         self.critic_trunk: nn.Module | None = None
         if self.separate_critic:
             self._add_critic(config)
-        self.value_head = _linear(num_features, 1, gain=0.01)
-        self.action_dist_cls = distribution_class(self.action_space)
+        self.value_head = linear(num_features, 1, gain=0.01)
 
     def _add_actor(self, config: Mapping[str, Any]) -> int:
         """Makes what stands in front of the policy head; returns D, the number of its outputs."""
@@ -103,7 +112,7 @@ class MLPModule(TorchRLModule, InferenceOnlyAPI, ValueFunctionAPI):
         if name not in ACTIVATIONS:
             raise ValueError(f"fcnet_activation is {name!r}; needed: one of {', '.join(ACTIVATIONS)}")
         num_inputs = int(np.prod(self.observation_space.shape))
-        return _trunk(num_inputs, widths, ACTIVATIONS[name]), widths[-1] if widths else num_inputs
+        return make_trunk(num_inputs, widths, ACTIVATIONS[name]), widths[-1] if widths else num_inputs
 
     def _check_model_config(self, config: Mapping[str, Any]) -> None:
         name, rllibs = type(self).__name__, vars(DefaultModelConfig())
@@ -198,15 +207,17 @@ def _flat(obs: torch.Tensor) -> torch.Tensor:
     return obs if obs.ndim == 2 else obs.flatten(start_dim=1)
 
 
-def _trunk(num_inputs: int, widths: list[int], activation: type[nn.Module]) -> nn.Sequential:
+def make_trunk(num_inputs: int, widths: list[int], activation: type[nn.Module]) -> nn.Sequential:
+    """Layers of the given widths, each with its activation; orthogonal weights with gain √2, biases 0."""
     layers: list[nn.Module] = []
     for width in widths:
-        layers += [_linear(num_inputs, width, gain=math.sqrt(2.0)), activation()]
+        layers += [linear(num_inputs, width, gain=math.sqrt(2.0)), activation()]
         num_inputs = width
     return nn.Sequential(*layers)
 
 
-def _linear(num_inputs: int, num_outputs: int, gain: float) -> nn.Linear:
+def linear(num_inputs: int, num_outputs: int, gain: float) -> nn.Linear:
+    """A layer with orthogonal weights of this gain and biases 0."""
     layer = nn.Linear(num_inputs, num_outputs)
     nn.init.orthogonal_(layer.weight, gain)
     nn.init.zeros_(layer.bias)

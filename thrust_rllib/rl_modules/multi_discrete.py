@@ -11,8 +11,8 @@ from thrust_rllib.rl_modules.mlp import MLPModule
 class MultiDiscreteMLPModule(MLPModule):
     """`MLPModule` for MultiDiscrete actions: one categorical head per dimension over the same features.
 
-    The heads lie side by side in the policy head's output, A = Σ categories. Log-probability and entropy are those of
-    the joint action: sums over the heads.
+    The heads lie side by side in the policy head's output, A = Σ categories (more with `conditional_heads`).
+    Log-probability and entropy are those of the joint action: sums over the heads.
 
     Raises:
         ValueError: the action space is not MultiDiscrete with one axis.

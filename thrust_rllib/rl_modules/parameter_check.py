@@ -16,7 +16,7 @@ SETTING_OF = {
     "critic_trunk": "vf_share_layers and fcnet_hiddens",
     "critic_cell": "vf_share_layers",
     "log_std": "free_log_std (and the action space)",
-    "policy_head": "fcnet_hiddens or cell_size (and the action space)",
+    "policy_head": "fcnet_hiddens or cell_size, and conditional_heads (and the action space)",
     "value_head": "fcnet_hiddens or cell_size",
 }
 """What decides the shapes of a module's part."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -82,7 +81,7 @@ class RecurrentModule(MLPModule):
         length = self._sequence_length(config)
         self.max_seq_len = None if length is None else _whole("max_seq_len", length, ", or None for the whole rollout")
         self.cell = self._new_cell(super()._add_actor(config))
-        self.critic_cell: nn.Module | None = None
+        self.critic_cell: nn.RNNBase | None = None
         return self.cell_size
 
     @override(MLPModule)
@@ -90,24 +89,24 @@ class RecurrentModule(MLPModule):
         self.critic_trunk, num_inputs = self._new_trunk(config)
         self.critic_cell = self._new_cell(num_inputs)
 
-    def branches(self) -> list[tuple[nn.Module, nn.Module]]:
+    def branches(self) -> list[tuple[nn.Module, nn.RNNBase]]:
         """MLP and cell of the actor, then those of the critic where it has its own: the order of the state."""
-        actor: tuple[nn.Module, nn.Module] = (self.trunk, self.cell)
+        actor = (self.trunk, self.cell)
         if self.critic_trunk is None or self.critic_cell is None:
             return [actor]
         return [actor, (self.critic_trunk, self.critic_cell)]
 
-    @abstractmethod
-    def _new_cell(self, num_inputs: int) -> nn.Module:
+    def _new_cell(self, num_inputs: int) -> Any:
         """A cell of `cell_size` with its first weights."""
+        return new_cell(self.cell_name, num_inputs, self.cell_size)
 
-    @abstractmethod
     def _initial(self) -> State:
         """The state of one cell before an episode's first step, leaves [H]."""
+        return initial_state(self.cell_name, self.cell_size)
 
-    @abstractmethod
-    def _run(self, cell: nn.Module, inputs: Tensor, state: State) -> tuple[Tensor, State]:
+    def _run(self, cell: Any, inputs: Tensor, state: State) -> tuple[Tensor, State]:
         """Inputs [R, L, …] and the state before them to outputs [R, L, H] and the state after them."""
+        return run_cell(cell, inputs, state)
 
     # The critic's memory goes on while sampling, so that training finds the state that enters a sequence.
     @override(InferenceOnlyAPI)
@@ -189,19 +188,6 @@ class LSTMModule(RecurrentModule):
     def _sequence_length(self, config: Mapping[str, Any]) -> Any:
         return config.get("max_seq_len", DefaultModelConfig.max_seq_len if config.get("use_lstm") else None)
 
-    @override(RecurrentModule)
-    def _new_cell(self, num_inputs: int) -> nn.Module:
-        return _with_first_weights(nn.LSTM(num_inputs, self.cell_size, batch_first=True))
-
-    @override(RecurrentModule)
-    def _initial(self) -> State:
-        return {"c": torch.zeros(self.cell_size), "h": torch.zeros(self.cell_size)}
-
-    @override(RecurrentModule)
-    def _run(self, cell: nn.Module, inputs: Tensor, state: State) -> tuple[Tensor, State]:
-        outputs, (h, c) = cell(inputs, (_as_layer(state["h"]), _as_layer(state["c"])))
-        return outputs, {"c": c[0], "h": h[0]}
-
 
 class GRUModule(RecurrentModule):
     """`RecurrentModule` with one GRU layer; its state is {"h": [H]}.
@@ -212,19 +198,6 @@ class GRUModule(RecurrentModule):
     """
 
     cell_name: ClassVar[str] = "gru"
-
-    @override(RecurrentModule)
-    def _new_cell(self, num_inputs: int) -> nn.Module:
-        return _with_first_weights(nn.GRU(num_inputs, self.cell_size, batch_first=True))
-
-    @override(RecurrentModule)
-    def _initial(self) -> State:
-        return {"h": torch.zeros(self.cell_size)}
-
-    @override(RecurrentModule)
-    def _run(self, cell: nn.Module, inputs: Tensor, state: State) -> tuple[Tensor, State]:
-        outputs, h = cell(inputs, _as_layer(state["h"]))
-        return outputs, {"h": h[0]}
 
 
 CELLS: dict[str, type[RecurrentModule]] = {kind.cell_name: kind for kind in (LSTMModule, GRUModule)}
@@ -259,6 +232,26 @@ def _sequences(batch: dict[str, Any]) -> tuple[Tensor, State]:
             f"{Columns.STATE_IN!r}, a batch of states as get_initial_state() returns one"
         )
     return batch[Columns.OBS].flatten(start_dim=2), batch[Columns.STATE_IN]
+
+
+def new_cell(name: str, num_inputs: int, size: int) -> nn.RNNBase:
+    """An "lstm" or "gru" of this size with its first weights."""
+    kind = {"lstm": nn.LSTM, "gru": nn.GRU}[name]
+    return _with_first_weights(kind(num_inputs, size, batch_first=True))
+
+
+def initial_state(name: str, size: int) -> State:
+    """The state of an "lstm" or "gru" before an episode's first step, leaves [H] of zeros."""
+    return {leaf: torch.zeros(size) for leaf in ({"lstm": ("c", "h"), "gru": ("h",)}[name])}
+
+
+def run_cell(cell: nn.RNNBase, inputs: Tensor, state: State) -> tuple[Tensor, State]:
+    """Inputs [R, L, …] and the state before them to outputs [R, L, H] and the state after them."""
+    if isinstance(cell, nn.LSTM):
+        outputs, (h, c) = cell(inputs, (_as_layer(state["h"]), _as_layer(state["c"])))
+        return outputs, {"c": c[0], "h": h[0]}
+    outputs, h = cell(inputs, _as_layer(state["h"]))
+    return outputs, {"h": h[0]}
 
 
 def _as_layer(state: Tensor) -> Tensor:

@@ -122,7 +122,7 @@ def _is_plain(module: Any) -> bool:
         and all(type(layer) in (nn.Linear, *ACTIVATIONS) for layer in layers)
         and all(map(_is_one_layer, cells))
         and not any(_is_changed(part, names) for part in [module, *trunks, *layers, *cells])
-        and module.action_dist_cls is distribution_class(module.action_space)
+        and module.action_dist_cls is distribution_class(module.action_space, getattr(module, "head_parents", None))
         and all(param.device.type == "cpu" and param.dtype == torch.float32 for param in module.parameters())
     )
 
@@ -157,7 +157,7 @@ def _chains(module: Any) -> list[list[nn.Module]]:
 def _shape(module: Any) -> list[Any]:
     layers = [[x.weight.shape if isinstance(x, nn.Linear) else type(x) for x in chain] for chain in _chains(module)]
     cells = [(type(cell), cell.input_size, cell.hidden_size) for cell in _cells(module)]
-    return [layers, cells, module.log_std is None, module.action_space]
+    return [layers, cells, module.log_std is None, module.action_space, module.action_dist_cls]
 
 
 def stacked(parameters: Sequence[torch.Tensor]) -> np.ndarray:

@@ -171,6 +171,11 @@ class TeamActor:
         distribution = self._modules[index][0].get_exploration_action_dist_cls()
         return distribution.from_logits(torch.from_numpy(logits)).logp(torch.from_numpy(actions)).numpy()
 
+    def head_logp(self, index: int, logits: np.ndarray, actions: np.ndarray) -> np.ndarray:
+        """As `logp`, head by head [T, k, E, H]."""
+        distribution = self._modules[index][0].get_exploration_action_dist_cls()
+        return distribution.from_logits(torch.from_numpy(logits)).head_logp(torch.from_numpy(actions)).numpy()
+
 
 def _initial_memory(group: AgentGroup, modules: Sequence[Any]) -> np.ndarray | None:
     """The initial states [k, 1, S] of a group's agents; None where they have none."""
@@ -219,7 +224,8 @@ class ModuleActing:
             if random_actions:
                 logits = torch.zeros_like(logits)
             if mask is not None:
-                logits = mask_logits(logits, torch.from_numpy(mask).to(self._device))
+                classes = self._modules[0].get_exploration_action_dist_cls()
+                logits = mask_logits(logits, torch.from_numpy(mask).to(self._device), classes)
             if random_actions and isinstance(self._group.action_space, gym.spaces.Box):
                 actions = torch.rand(*obs.shape[:2], *self._group.action_shape, device=self._device) * 2.0 - 1.0
             else:

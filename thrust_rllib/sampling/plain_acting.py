@@ -9,7 +9,8 @@ import gymnasium as gym
 import numpy as np
 import torch
 
-from thrust_rllib.rl_modules.distributions import MASKED_LOGIT, gumbel_noise
+from thrust_rllib.rl_modules.categorical import gumbel_noise
+from thrust_rllib.rl_modules.head_layout import MASKED_LOGIT, HeadLayout
 from thrust_rllib.rl_modules.mlp import MLPModule
 from thrust_rllib.rl_modules.recurrent import RecurrentModule
 from thrust_rllib.rl_modules.stacked import StackedPolicies
@@ -35,11 +36,11 @@ class PlainActing:
         self._num_modules = len(modules)
         space = group.action_space
         self._box = isinstance(space, gym.spaces.Box)
-        # Where the heads of a MultiDiscrete lie among the logits; None for one head, whose action is a number.
-        self._heads: list[slice] | None = None
+        # The heads of a MultiDiscrete among the logits; None for one head, whose action is a number.
+        self._heads: HeadLayout | None = None
         if isinstance(space, gym.spaces.MultiDiscrete):
-            ends = np.cumsum(space.nvec).tolist()
-            self._heads = [slice(end - size, end) for size, end in zip(space.nvec.tolist(), ends, strict=True)]
+            self._heads = modules[0].action_dist_cls.layout
+            self._blocks = self._heads.blocks
         self._noise = noise
 
     def act(
@@ -54,7 +55,7 @@ class PlainActing:
 
         Args:
             obs: normalised observations [k, E, …].
-            mask: bool [k, E, A] or None.
+            mask: bool [k, E, A], the categories of all heads side by side, or None.
             explore: sample; False takes the mode.
             random_actions: draw uniformly from what is allowed; memories go on as ever.
             memory: [k, E, S] states of recurrent modules before the step; None for those that have none.
@@ -70,6 +71,8 @@ class PlainActing:
         if random_actions:
             logits = np.zeros_like(logits)
         if mask is not None:
+            if self._heads is not None and self._heads.conditional:
+                mask = mask[..., self._heads.mask_columns]
             logits = np.where(mask, logits, np.float32(MASKED_LOGIT))
         if self._box:
             return logits, self._numbers(logits, explore, random_actions), memory
@@ -90,7 +93,7 @@ class PlainActing:
             logits = logits + self._noise.gumbel.next(logits.shape)
         if self._heads is None:
             return logits.argmax(-1)
-        return np.stack([logits[..., head].argmax(-1) for head in self._heads], axis=-1)
+        return self._heads.pick_numpy(np.stack([logits[..., block].argmax(-1) for block in self._blocks], axis=-1))
 
     def _numbers(self, inputs: np.ndarray, explore: bool, random_actions: bool) -> np.ndarray:
         mean, log_std = np.split(inputs, 2, axis=-1)

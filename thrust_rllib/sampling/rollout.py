@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from thrust_rllib.joint_batch import AlignmentError, JointBatch, ModuleStreams
+from thrust_rllib.envs.extras import ExtrasRecorder, in_order
+from thrust_rllib.joint_batch import AlignmentError, JointBatch, ModuleID, ModuleStreams
 from thrust_rllib.sampling.acting import Acted
 from thrust_rllib.sampling.agent_groups import AgentGroup
 
@@ -35,7 +36,9 @@ class RolloutRecorder:
         self.terminated = np.empty(shape, bool)
         self.truncated = np.empty(shape, bool)
         self._episode_start = np.empty((num_steps, num_envs), bool)
-        self._extras: dict[str, np.ndarray] = {}
+        self._extras = ExtrasRecorder()
+        self.states: np.ndarray | None = None  # [T, E, S]
+        self._bootstrap_states: list[np.ndarray] = []
         self._bootstrap_rows: list[np.ndarray] = []
         self._bootstrap_obs: list[list[np.ndarray]] = [[] for _ in groups]
         self._sequence_starts = range(0, num_steps, sequence_length or num_steps)
@@ -93,12 +96,20 @@ class RolloutRecorder:
         self._episode_start[t] = episode_start
         for name, value in extras.items():
             value = np.asarray(value)
-            if name not in self._extras:
-                self._extras[name] = np.zeros((self.num_steps, *value.shape), value.dtype)
-            self._extras[name][t] = value
+            self._extras.place(name, (self.num_steps,), value, f"step {t} of this rollout")[t] = value
 
-    def record_bootstrap(self, t: int, envs: np.ndarray, obs: list[np.ndarray]) -> None:
-        """Stores what follows step t in the environments `envs` [K]: per group [k, K, …]."""
+    def record_state(self, t: int, state: np.ndarray) -> None:
+        """Stores the global states [E, S] before step t."""
+        if self.states is None:
+            self.states = np.empty((self.num_steps, *state.shape), np.float32)
+        self.states[t] = state
+
+    def record_bootstrap(
+        self, t: int, envs: np.ndarray, obs: list[np.ndarray], state: np.ndarray | None = None
+    ) -> None:
+        """Stores what follows step t in the environments `envs` [K]: per group [k, K, …], and states [K, S]."""
+        if state is not None:
+            self._bootstrap_states.append(state)
         self._bootstrap_rows.append(t * self.num_envs + envs)
         for stored, value in zip(self._bootstrap_obs, obs, strict=True):
             stored.append(value)
@@ -115,6 +126,11 @@ class RolloutRecorder:
             return np.empty((encoded.shape[1], 0, *encoded.shape[3:]), encoded.dtype)
         return np.concatenate(parts, axis=1)
 
+    def _bootstrap_state(self) -> np.ndarray | None:
+        if self.states is None:
+            return None
+        return np.concatenate([np.empty((0, self.states.shape[2]), np.float32), *self._bootstrap_states])
+
     def _states(self, index: int) -> np.ndarray | None:
         """The states [k, C, S] entering the training sequences, in the order of `_sequence_rows`."""
         parts = self._states_in[index]
@@ -124,7 +140,7 @@ class RolloutRecorder:
         """[C] rows t·E + e, sorted."""
         return (np.array(self._sequence_starts)[:, None] * self.num_envs + np.arange(self.num_envs)).ravel()
 
-    def _clear_absent(self, action_logp: list[np.ndarray]) -> None:
+    def _clear_absent(self, action_logp: list[np.ndarray], head_logp: list[np.ndarray] | None) -> None:
         """Zeros, and masks of ones, where an agent did not act: what it was shown there must reach nobody."""
         absent = ~self.present
         for array in (self.terminated, self.truncated):
@@ -135,13 +151,21 @@ class RolloutRecorder:
                 array[rows] = 0
             if "action_mask" in arrays:
                 arrays["action_mask"][rows] = True
+        for group, logp in zip(self.groups, head_logp or [], strict=False):
+            logp[absent[:, group.positions]] = 0
 
-    def finish(self, action_logp: list[np.ndarray], origin: np.ndarray | None = None) -> JointBatch:
+    def finish(
+        self,
+        action_logp: list[np.ndarray],
+        origin: np.ndarray | None = None,
+        head_logp: list[np.ndarray] | None = None,
+    ) -> JointBatch:
         """The batch.
 
         Args:
             action_logp: [T, k, E] per group.
             origin: [T, E, 2] episode and step of each row as the ends of episodes tell, for the audit; or None.
+            head_logp: [T, k, E, H] per group, the same head by head; or None.
 
         Raises:
             AlignmentError: the observations of a row came at another step.
@@ -149,14 +173,17 @@ class RolloutRecorder:
         rows = self._bootstrap_rows
         self.truncated &= ~self.terminated
         if not self.present.all():
-            self._clear_absent(action_logp)
-        streams = {}
+            self._clear_absent(action_logp, head_logp)
+        streams: dict[ModuleID, ModuleStreams] = {}
+        order: list[int] = []
         for index, group in enumerate(self.groups):
             arrays, bootstrap, states = self._arrays[index], self.bootstrap(index), self._states(index)
             if origin is not None and (arrays["origin"] != origin[:, None]).any():
                 raise AlignmentError(f"agents {list(group.agents)}: observations and ends of a rollout do not match")
             of_group = [x[:, group.positions] for x in (self.rewards, self.present, self.terminated, self.truncated)]
+            places = np.arange(self.rewards.shape[1])[group.positions]
             for module_id, mine in group.by_module:
+                order += places[mine].tolist()
 
                 def part(array: np.ndarray, mine: slice = mine) -> np.ndarray:
                     """Of the module's agents; in one block, which Ray's object store takes over without a copy."""
@@ -176,12 +203,15 @@ class RolloutRecorder:
                     action_mask=part(arrays["action_mask"]) if "action_mask" in arrays else None,
                     origin=None if origin is None else part(arrays["origin"]),
                     state_in=None if states is None else states[mine],
+                    head_logp=None if head_logp is None else part(head_logp[index]),
                 )
         return JointBatch(
             modules=streams,
             bootstrap_rows=np.concatenate(rows) if rows else np.empty(0, np.int64),
             episode_start=self._episode_start,
             valid=np.ones((self.num_steps, self.num_envs), bool),
-            extras=self._extras,
+            global_state=self.states,
+            bootstrap_state=self._bootstrap_state(),
+            extras={name: in_order(extra, order, self.num_envs) for name, extra in self._extras.arrays.items()},
             sequence_rows=self._sequence_rows() if any(self._states_in) else None,
         ).check()

@@ -144,6 +144,22 @@ class RolloutChecks:
             f"for {space}; return at least one legal action (MultiDiscrete: one in every dimension), or end the episode"
         )
 
+    def states(self, states: np.ndarray, first_step: int = 0, envs: np.ndarray | None = None) -> None:
+        """Checks global states [T, E, S]; T = 1 for one step; arguments as of `observations`.
+
+        Raises:
+            ValueError: one is not finite.
+        """
+        finite = np.isfinite(states)
+        if finite.all():
+            return
+        t, e, place = (int(i) for i in np.argwhere(~finite)[0])
+        raise ValueError(
+            f"environment {self._env!r}: number {place} of its global state is {states[t, e, place]}, in environment "
+            f"index {e if envs is None else int(envs[e])}, step {first_step + t} of this rollout; a critic reads it: "
+            "let state() return finite numbers"
+        )
+
     def rewards(self, rewards: np.ndarray, first_step: int = 0) -> None:
         """Checks rewards [T, N, E] in the environment's agent order; T = 1 for one step.
 

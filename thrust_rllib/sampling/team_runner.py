@@ -31,6 +31,7 @@ from ray.rllib.utils.typing import ResultDict
 from thrust_rllib.connectors.carry_over import rebuilt
 from thrust_rllib.connectors.observation_normalizer import ObservationNormalizer
 from thrust_rllib.joint_batch import AgentID, ModuleID
+from thrust_rllib.rl_modules.heads import asks_per_head, module_head_names
 from thrust_rllib.sampling.env_restarts import EnvironmentFailed, EnvRestarts
 from thrust_rllib.sampling.episode_statistics import EpisodeStatistics
 from thrust_rllib.sampling.runner_state import sampling_state, seed_generators, set_sampling_state
@@ -110,6 +111,8 @@ class TeamRunner(MultiAgentEnvRunner):
         self.module.foreach_module(
             lambda _, module: module.to(self._device) if isinstance(module, torch.nn.Module) else module
         )
+        if asks_per_head(self.config):
+            self.module.foreach_module(lambda module_id, module: module_head_names(module_id, module))
 
     def change_team(self, change: Any) -> bool:
         """Takes over a changed team, if it has not yet; its weights have to be handed out then.

@@ -1,0 +1,1 @@
+"""Heads, auxiliary targets and constraints in whole updates and whole algorithms."""

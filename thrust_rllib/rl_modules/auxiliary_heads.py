@@ -1,0 +1,104 @@
+"""The learner's heads for auxiliary targets: linear, one per policy module and target."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from ray.rllib.core.rl_module.rl_module import RLModule, RLModuleSpec
+from ray.rllib.core.rl_module.torch.torch_rl_module import TorchRLModule
+from ray.rllib.utils.annotations import override
+from ray.rllib.utils.typing import ModuleID
+from torch import Tensor, nn
+
+from thrust_rllib.rl_modules.memory import in_first_state
+from thrust_rllib.rl_modules.mlp import ENCODER_FEATURES, linear, settings_of
+
+
+class AuxiliaryHeads(TorchRLModule):
+    """Predicts K scalars from the features of each policy module: features […, D] to predictions […, K].
+
+    Only learners have it. Heads start at about 0 (orthogonal weights with gain 0.01, biases 0), as the policy's do.
+
+    `model_config`:
+
+    | key       | meaning                                      |
+    |-----------|----------------------------------------------|
+    | `widths`  | {policy module: D, the width of its features} |
+    | `targets` | names of the K targets                       |
+    """
+
+    @override(TorchRLModule)
+    def setup(self) -> None:
+        config = settings_of(self.model_config)
+        self.targets = tuple(config["targets"])
+        self.heads = nn.ModuleDict()
+        for module_id in sorted(config["widths"]):
+            self.heads[_key(module_id)] = linear(config["widths"][module_id], len(self.targets), gain=0.01)
+
+    def predict(self, module_id: ModuleID, features: Tensor) -> Tensor:
+        """Predictions […, K] from one policy module's features […, D]."""
+        return self.heads[_key(module_id)](features)
+
+    def by_policy(self) -> list[tuple[ModuleID, nn.Module]]:
+        """Each policy module's head."""
+        config = settings_of(self.model_config)
+        return [(module_id, self.heads[_key(module_id)]) for module_id in sorted(config["widths"])]
+
+    @override(TorchRLModule)
+    def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        """{policy module: features […, D]} to {policy module: predictions […, K]}."""
+        return {module_id: self.predict(module_id, features) for module_id, features in batch.items()}
+
+
+def auxiliary_heads_spec(specs: Mapping[ModuleID, RLModuleSpec], targets: Sequence[str]) -> RLModuleSpec:
+    """What RLlib builds `AuxiliaryHeads` from.
+
+    How wide a module's features are is found by building it on trial, which leaves torch's random stream as it was.
+
+    Args:
+        specs: of the policy modules, complete: with class, spaces and `model_config`.
+        targets: names.
+
+    Raises:
+        ValueError: a module gives no `encoder_features`.
+    """
+    with torch.random.fork_rng(devices=[]):
+        widths = {module_id: feature_width(module_id, spec.build()) for module_id, spec in specs.items()}
+    return RLModuleSpec(
+        module_class=AuxiliaryHeads,
+        observation_space=gym.spaces.Dict({module_id: _numbers(width) for module_id, width in widths.items()}),
+        action_space=_numbers(len(targets)),  # what it gives; RLlib builds no module without spaces
+        model_config={"widths": widths, "targets": list(targets)},
+        learner_only=True,
+    )
+
+
+def feature_width(module_id: ModuleID, module: RLModule) -> int:
+    """D, the width of a module's `encoder_features`, by a forward pass over two rows of zeros.
+
+    Raises:
+        ValueError: it gives none.
+    """
+    obs = torch.zeros(2, *module.observation_space.shape)
+    with torch.no_grad():
+        outputs = module.forward_train(in_first_state(module, obs))
+    if ENCODER_FEATURES not in outputs:
+        raise ValueError(
+            f"auxiliary_targets: module {module_id!r} ({type(module).__name__}) gives no features to predict from: its "
+            f"forward_train returns {sorted(outputs)}. Let it return the actor's features [B, D] ([B, T, D] where it "
+            f"is recurrent) under '{ENCODER_FEATURES}', or use one of this package's modules."
+        )
+    return int(outputs[ENCODER_FEATURES].shape[-1])
+
+
+def _numbers(count: int) -> gym.spaces.Box:
+    return gym.spaces.Box(-np.inf, np.inf, (count,))
+
+
+def _key(module_id: ModuleID) -> str:
+    """A name for torch, which takes no dots, and none that its containers have themselves."""
+    return "of_" + module_id.replace("%", "%25").replace(".", "%2E")
