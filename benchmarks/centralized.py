@@ -9,7 +9,7 @@
 | matrix_games     | how often ten seeds find the best pair of actions, by three ways of credit | optimists: 8 of 10   |
 | spread           | return per agent of simple_spread, greedy, 500,000 steps                   | central: >= -17.5    |
 | timing           | seconds of an iteration at eight agents, in turn                           | <= 1.5 x independent |
-| budget           | collisions under a budget, beside fixed prices                             | <= 1.1 x limit       |
+| budget           | collisions held to a budget, beside fixed prices                           | limit, +- a tenth    |
 | diversity        | how far apart agents act, driven to three targets                          | within a tenth       |
 | speaker_listener | return, sum over both; who ignores the speaker ends at -32                 | one run >= -24       |
 

@@ -80,6 +80,14 @@ def test_training_loop_saves_and_restores(ray_session, capsys):
         assert team / 4 > least
 
 
+def test_central_critic_prints_what_a_collision_costs(ray_session, capsys):
+    out = run("central_critic.py", capsys)
+    assert numbers("iteration", out) == [1, 2, 3]
+    costs, prices = numbers("collisions", out), numbers("price", out)
+    assert prices[0] == 0 < max(prices)
+    assert all(0 < cost < 1 for cost in costs) and all(team < 0 for team in numbers("team", out))
+
+
 class Scripted:
     """Stands in for an algorithm: each result holds these returns of two agents."""
 

@@ -47,6 +47,7 @@ class ActionSpread(CrossAgentLoss):
     """
 
     needs_features = False
+    plain_heads = True
 
     def __init__(self, direction: Literal["raise", "lower"]) -> None:
         if direction not in ("raise", "lower"):

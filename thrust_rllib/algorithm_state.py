@@ -32,6 +32,7 @@ from ray.tune.result import TIME_TOTAL_S
 
 from thrust_rllib.checkpoints import check_is_checkpoint, local_path, whole_folder
 from thrust_rllib.joint_batch import ModuleID
+from thrust_rllib.rl_modules.learner_modules import AUXILIARY_HEADS
 from thrust_rllib.runner_states import RUNNERS, RunnersComponent, RunnerStates, ask_states, give_states
 
 logger = logging.getLogger(__name__)
@@ -303,9 +304,19 @@ def _modules_in(path: Path) -> dict[ModuleID, StateDict]:
 def _check_shapes(learner: Any, shapes: Mapping[ModuleID, Mapping[str, tuple[int, ...]]]) -> None:
     """Runs in a learner."""
     for module_id, given in shapes.items():
-        needed = {name: np.shape(value) for name, value in learner.module[module_id].unwrapped().get_state().items()}
-        if wrong := [name for name in given if name in needed and given[name] != needed[name]]:
-            described = "; ".join(f"{name} is {[*given[name]]}, needed {[*needed[name]]}" for name in wrong)
+        if not given:  # written with msgpack
+            continue
+        module = learner.module[module_id].unwrapped()
+        needed = {name: np.shape(value) for name, value in module.get_state().items()}
+        if module_id == AUXILIARY_HEADS:  # a policy that is not in the checkpoint keeps its head as well
+            staying = tuple(f"{module.place(m)}." for m in module.widths if m not in shapes)
+            needed = {name: shape for name, shape in needed.items() if not name.startswith(staying)}
+        if wrong := [name for name in {**needed, **given} if given.get(name) != needed.get(name)]:
+            described = "; ".join(
+                f"{name} is {[*given[name]] if name in given else 'not there'}, "
+                f"needed {[*needed[name]] if name in needed else 'no such parameter'}"
+                for name in wrong
+            )
             raise ValueError(
                 f"module {module_id!r} of the checkpoint has another network: {described}. Nothing was changed. "
                 "Needed: the model_config with which it was saved, and the same observation and action spaces."

@@ -5,8 +5,9 @@ Letters: K targets, N agents, m modules, M joint rows, B rows of a minibatch, D 
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thrust_rllib.envs.names import nearest
 from thrust_rllib.functional import huber_error, relative_accuracy, squared_error
 from thrust_rllib.joint_batch import AgentID, JointBatch, ModuleID
 
@@ -62,21 +64,38 @@ class AuxiliaryTarget:
             )
 
 
-def check_auxiliary_targets(targets: Sequence[AuxiliaryTarget]) -> None:
-    """Checks the option `auxiliary_targets`.
+def as_auxiliary_targets(value: Any) -> tuple[AuxiliaryTarget, ...]:
+    """The option `auxiliary_targets`: objects, or dicts of their arguments (in which Tune can search).
 
     Raises:
-        ValueError: no sequence of `AuxiliaryTarget`s, or two of one name.
+        ValueError: something else, an argument that does not exist, or two targets of one name.
     """
-    advice = "needed: a tuple such as (AuxiliaryTarget('distance'),)"
-    if not isinstance(targets, (list, tuple)):
-        raise ValueError(f"auxiliary_targets is {targets!r}; {advice}")
-    for target in targets:
-        if not isinstance(target, AuxiliaryTarget):
-            raise ValueError(f"auxiliary_targets has {target!r}; {advice}")
+    if isinstance(value, (str, Mapping, AuxiliaryTarget)) or not isinstance(value, Iterable):
+        raise ValueError(
+            f"auxiliary_targets={value!r}; needed: a tuple of AuxiliaryTarget objects, "
+            "(AuxiliaryTarget('distance'),), or of dicts of their arguments"
+        )
+    targets = tuple(_as_target(given) for given in value)
     names = [target.name for target in targets]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"auxiliary_targets has {twice} more than once; give each target once, with one weight")
+    return targets
+
+
+def _as_target(given: Any) -> AuxiliaryTarget:
+    if isinstance(given, Mapping):
+        known = [field.name for field in dataclasses.fields(AuxiliaryTarget)]
+        for key in given:
+            if key not in known:
+                raise ValueError(f"an auxiliary target has no {key!r}; it has {known}{nearest(str(key), known)}")
+        if "name" not in given:
+            raise ValueError(f"the auxiliary target {dict(given)} lacks 'name', that of an extra")
+        return AuxiliaryTarget(**given)
+    if not isinstance(given, AuxiliaryTarget):
+        raise ValueError(
+            f"auxiliary_targets has {given!r}; needed: AuxiliaryTarget(name, …) or a dict of its arguments"
+        )
+    return given
 
 
 def auxiliary_rows(batches: Sequence[JointBatch], valid: ValidRows, names: Sequence[str], present: Tensor) -> Tensor:
@@ -92,7 +111,8 @@ def auxiliary_rows(batches: Sequence[JointBatch], valid: ValidRows, names: Seque
         [K, N, M] float32 on the host, agents in the order of `JointBatch.agents`; 0 where an agent is absent.
 
     Raises:
-        ValueError: an extra is missing, is neither [T, E] nor [T, N, E], or is not finite where an agent acted.
+        ValueError: an extra is missing, is neither [T, E] nor [T, N, E], holds something else than real numbers, or is
+            not finite where an agent acted.
     """
     parts = [valid.join([_of_agents(name, batch) for batch in batches]) for name in names]
     rows = torch.from_numpy(np.stack(parts)) if parts else torch.zeros(0, *present.shape)
@@ -102,7 +122,7 @@ def auxiliary_rows(batches: Sequence[JointBatch], valid: ValidRows, names: Seque
             agent = batches[0].agents[int((~mine.isfinite()).any(1).nonzero()[0])]
             raise ValueError(
                 f"auxiliary target {name!r} is not finite for agent {agent!r}, who acted; let the environment give a "
-                "finite number at every step"
+                "finite number (of float32) at every step"
             )
     return rows
 
@@ -192,19 +212,24 @@ def _of_agents(name: str, batch: JointBatch) -> np.ndarray:
     """An extra as float32 [T, N, E]."""
     if name not in batch.extras:
         raise ValueError(
-            f"auxiliary target {name!r} is not among the rollout's extras {sorted(batch.extras)}; let the environment "
-            "return it in JointStepResult.extras at every step"
+            f"auxiliary target {name!r} is not among the rollout's extras {sorted(batch.extras)}"
+            f"{nearest(name, batch.extras)} Let the environment return it in JointStepResult.extras at every step"
         )
     values = np.asarray(batch.extras[name])
     needed = (batch.num_steps, len(batch.agents), batch.num_envs)
-    if values.ndim == 2:
-        values = values[:, None]
-    if values.ndim != 3 or values.shape not in (needed, (needed[0], 1, needed[2])):
+    if values.shape not in (needed, needed[::2]):
         raise ValueError(
-            f"auxiliary target {name!r} has shape {np.shape(batch.extras[name])}; needed: a number for the team, "
-            f"[T, E] = {needed[::2]}, or one for each agent, [T, N, E] = {needed}"
+            f"auxiliary target {name!r} has shape {values.shape}; needed: a number for the team, [T, E] = "
+            f"{needed[::2]}, or one for each agent, [T, N, E] = {needed}"
         )
-    return np.broadcast_to(values.astype(np.float32), needed)
+    if values.dtype.kind not in "biuf":
+        raise ValueError(
+            f"auxiliary target {name!r} has dtype {values.dtype}; needed: real numbers. Let the environment return "
+            "floats at every step (None stands for no number)"
+        )
+    with np.errstate(over="ignore"):  # what is too large for float32 is told as not finite
+        numbers = values.astype(np.float32)
+    return np.broadcast_to(numbers[:, None] if numbers.ndim == 2 else numbers, needed)
 
 
 def _is_weight(value: Any) -> bool:

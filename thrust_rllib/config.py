@@ -23,7 +23,7 @@ from ray.util import log_once
 from typing_extensions import Self
 
 from thrust_rllib import doors, pipelines, team_critics
-from thrust_rllib.auxiliary import AuxiliaryTarget
+from thrust_rllib.auxiliary import AuxiliaryTarget, as_auxiliary_targets
 from thrust_rllib.config_checks import check_heads, check_settings, check_team
 from thrust_rllib.connectors.team_codec import TeamCodec
 from thrust_rllib.constraints import Constraint, as_constraints
@@ -197,7 +197,7 @@ class JointPPOConfig(PPOConfig):
         credit: str = NotProvided,
         ratio: str = NotProvided,
         head_names: tuple[str, ...] | None = NotProvided,
-        auxiliary_targets: Sequence[AuxiliaryTarget] = NotProvided,
+        auxiliary_targets: Sequence[AuxiliaryTarget | Mapping[str, Any]] = NotProvided,
         constraints: Sequence[Constraint | Mapping[str, Any]] = NotProvided,
         diversity_interval: int = NotProvided,
         clip_jointly: bool = NotProvided,
@@ -228,12 +228,12 @@ class JointPPOConfig(PPOConfig):
             min_entropy=min_entropy,
             min_entropy_updates=min_entropy_updates,
             critic=critic,
-            critic_config=critic_config if critic_config is NotProvided else dict(critic_config),
+            critic_config=dict(critic_config) if isinstance(critic_config, Mapping) else critic_config,
             credit=credit,
             ratio=ratio,
             head_names=head_names,
             auxiliary_targets=auxiliary_targets,
-            constraints=constraints if constraints is NotProvided else as_constraints(constraints),
+            constraints=constraints,
             diversity_interval=diversity_interval,
             clip_jointly=clip_jointly,
             weight_decay=weight_decay,
@@ -308,6 +308,7 @@ class JointPPOConfig(PPOConfig):
             ValueError: see `thrust_rllib.config_checks`.
         """
         self.constraints = as_constraints(self.constraints)
+        self.auxiliary_targets = as_auxiliary_targets(self.auxiliary_targets)
         check_settings(self)
         if self.env is None:
             raise ValueError('no environment is set; give one with .environment("bucket_brigade"), for example')
@@ -342,7 +343,7 @@ class JointPPOConfig(PPOConfig):
             chosen, self.door = doors.runner_class(self, given, env)
             self.env_runner_cls, self.chosen_runner_cls = chosen, chosen if given is None else None
             declared = DeclaredTeam(agents, dict(env.observation_spaces), dict(env.action_spaces), env.stacked)
-            size = state_size(env) if self.critic in team_critics.KEYS else None
+            size = state_size(env) if team_critics.may_read_state(self) else None
             state = None if size is None else team_critics.DeclaredState(size, env.state_parts)
         finally:
             env.close()

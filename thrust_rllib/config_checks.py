@@ -10,7 +10,6 @@ import gymnasium as gym
 from ray.rllib.utils.schedules.scheduler import Scheduler
 from ray.rllib.utils.typing import ModuleID
 
-from thrust_rllib.auxiliary import check_auxiliary_targets
 from thrust_rllib.constraints import check_couplings
 from thrust_rllib.envs.joint_env import AgentID
 from thrust_rllib.envs.names import nearest
@@ -92,7 +91,6 @@ def check_settings(config: JointPPOConfig) -> None:
     _check_numbers(config)
     _check_couplings(config)
     check_critic(config)
-    check_auxiliary_targets(config.auxiliary_targets)
     check_couplings(config.constraints, config.cross_agent_losses, config.cross_agent_coeffs)
     _check_steps(config)
     if not config.in_evaluation:
@@ -183,6 +181,8 @@ def _check_steps(config: JointPPOConfig) -> None:
         raise ValueError(f"weight_decay={decay!r}; needed: a number ≥ 0")
     if not config.clip_jointly:
         return
+    if config.grad_clip is None:
+        raise ValueError("clip_jointly=True with grad_clip=None would clip nothing; set grad_clip=0.5, for example")
     if config.grad_clip_by != "global_norm":
         raise ValueError(f"clip_jointly=True with grad_clip_by={config.grad_clip_by!r}; set grad_clip_by='global_norm'")
     if config.critic_lr is not None and config.critic not in KEYS:

@@ -54,8 +54,9 @@ class Constraint:
 
     Args:
         name: the extra that holds the cost (`joint_costs`: of the team, each agent or each pair), or the coupling.
-        limit: in the units of the mean per step: of a team's cost over all valid rows, of an agent's over all steps
-            in which an agent acted. A limit per episode is that number divided by the steps of an episode.
+        limit: in the units of the mean per step: of a team's cost over all rows in which anybody acted, of an agent's
+            over all steps in which an agent acted. A limit per episode is that number divided by the steps of an
+            episode.
         mechanism: see the table.
         coefficient: λ of a penalty, 0 or more.
         rate: step of λ per unit of violation and update, more than 0.
@@ -166,13 +167,18 @@ class Constraint:
 
 
 def as_constraints(value: Any) -> tuple[Constraint, ...]:
-    """The option `constraints`: objects, or dicts of their arguments (in which Tune can search).
+    """The option `constraints`: objects, or dicts of their arguments, in which Tune can search.
+
+        config.training(constraints=[{"name": "collisions", "limit": tune.uniform(0, 1), "coefficient": 1.0}])
 
     Raises:
         ValueError: something else, an argument that does not exist, or two constraints of one name.
     """
     if isinstance(value, (str, Mapping, Constraint)) or not isinstance(value, Iterable):
-        raise ValueError(f"constraints={value!r}; needed: a tuple of Constraint objects, (Constraint(…),)")
+        raise ValueError(
+            f"constraints={value!r}; needed: a tuple of Constraint objects, (Constraint(…),), or of dicts of their "
+            "arguments"
+        )
     known = [field.name for field in dataclasses.fields(Constraint)]
     found: dict[str, Constraint] = {}
     for given in value:

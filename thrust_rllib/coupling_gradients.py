@@ -1,4 +1,7 @@
-"""How strongly, and in which direction, each coupling pulls at each module, beside what PPO asks of it."""
+"""How strongly, and in which direction, each coupling pulls at each module, beside what PPO asks of it.
+
+With auxiliary targets their losses are part of PPO's objective here.
+"""
 
 from __future__ import annotations
 

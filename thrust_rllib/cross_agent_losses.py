@@ -37,10 +37,13 @@ class CrossAgentLoss(ABC):
     |------------------|----------------------------------------------------------------------------------|
     | `needs_features` | checked when the learner is built: every module must give `encoder_features`;    |
     |                  | a loss that says False gets no features, which spares several learners the most  |
+    | `plain_heads`    | checked when the learner is built: no head depends on another's category, so     |
+    |                  | that the logits are those of the action space's categories (or of one Box)       |
     | `min_agents`     | checked when the configuration is validated                                      |
     """
 
     needs_features: ClassVar[bool] = True
+    plain_heads: ClassVar[bool] = False
     min_agents: ClassVar[int] = 2
 
     def prepare(self, action_spaces: Mapping[AgentID, gym.Space]) -> None:  # noqa: B027 (a hook: nothing by default)
@@ -162,6 +165,7 @@ class JensenShannon(CrossAgentLoss):
     """
 
     needs_features = False
+    plain_heads = True
 
     def __init__(self, direction: Literal["raise", "lower"]) -> None:
         if direction not in ("raise", "lower"):

@@ -6,23 +6,35 @@ same ones, so that only the policies are compared.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import torch
 from ray.rllib.core.columns import Columns
-from ray.rllib.core.distribution.torch.torch_distribution import TorchDiagGaussian
+from ray.rllib.core.distribution.torch.torch_distribution import (
+    TorchCategorical,
+    TorchDiagGaussian,
+    TorchMultiCategorical,
+)
 from torch import Tensor
 
 from thrust_rllib import functional as F
 from thrust_rllib.joint_batch import ModuleID
 from thrust_rllib.joint_rows import ModuleRows
+from thrust_rllib.rl_modules.categorical import FactorizedCategorical
 from thrust_rllib.rl_modules.distributions import DiagonalGaussian, mask_logits
+from thrust_rllib.rl_modules.heads import has_conditional_heads
 from thrust_rllib.rl_modules.memory import in_first_state
 
+DIVERSITY = "diversity"
+"""Name of the metrics."""
+
 MAX_ROWS = 256
+CATEGORICAL = FactorizedCategorical, TorchCategorical, TorchMultiCategorical
+NORMAL = DiagonalGaussian, TorchDiagGaussian
 _SEED = 0  # of the rows that are picked: the same ones in each update of the same size
 
 
@@ -92,11 +104,17 @@ def head_sizes(space: gym.Space) -> tuple[int, ...] | None:
 
 
 def _is_measured(module: Any) -> bool:
-    distribution = module.get_train_action_dist_cls()
-    if head_sizes(module.action_space) is None:
-        return issubclass(distribution, (DiagonalGaussian, TorchDiagGaussian))
-    # The logits of a head that depends on another are as many distributions as the other has categories.
-    return not getattr(getattr(distribution, "layout", None), "conditional", False)
+    kinds = NORMAL if head_sizes(module.action_space) is None else CATEGORICAL
+    return issubclass(module.get_train_action_dist_cls(), kinds) and not has_conditional_heads(module)
+
+
+@contextmanager
+def _buffers_kept(module: Any) -> Iterator[None]:
+    """A forward pass in training mode may count what it sees (batch statistics), which is not the module's own."""
+    before = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    yield
+    for buffer, own in before:
+        buffer.copy_(own)
 
 
 def _logits(
@@ -115,7 +133,8 @@ def _logits(
     logits = []
     for module_id in group:
         module = modules[module_id]
-        outputs = module.forward_train(in_first_state(module, obs))[Columns.ACTION_DIST_INPUTS]
+        with _buffers_kept(module):
+            outputs = module.forward_train(in_first_state(module, obs))[Columns.ACTION_DIST_INPUTS]
         logits.append(mask_logits(outputs.reshape(len(row), -1), mask))
     return logits
 

@@ -6,8 +6,9 @@
 | each agent | {name: {agent: number}} | [T, N, E] | its own |
 | each pair | {name: {agent: {other: number}}} | [T, N, N, E] | the sum of its row, over the others |
 
-Letters as in `joint_batch`. Only valid rows count, and of these the costs of agents that acted; in a pair that is the
-first one, whoever the other is.
+Letters as in `joint_batch`. Only rows in which somebody acted count, and of these the costs of agents that acted; in a
+pair that is the first one, whoever the other is. Where agents wait for each other over the end of a rollout, the row of
+an open step belongs to the rollout in which the step is completed, as its reward does.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from thrust_rllib.joint_batch import JointBatch
 def mean_cost(batches: Sequence[JointBatch], name: str) -> float | None:
     """Mean of a cost over the steps of all batches, in float64.
 
-    A team's cost is averaged over valid rows, the others over the steps in which an agent acted, of all agents.
+    A team's cost is averaged over rows in which anybody acted, the others over the steps in which an agent acted, of
+    all agents.
 
     Args:
         batches: of one team.
@@ -39,8 +41,8 @@ def mean_cost(batches: Sequence[JointBatch], name: str) -> float | None:
     """
     total, count = 0.0, 0
     for batch in batches:
-        costs = _costs(batch, name)
-        counted = costs[batch.valid if costs.ndim == 2 else _acted(batch)]
+        costs, acted = _costs(batch, name), _acted(batch)
+        counted = costs[acted.any(axis=1) if costs.ndim == 2 else acted]
         total += float(counted.sum())
         count += counted.size
     if not math.isfinite(total):
@@ -80,19 +82,19 @@ def penalised(batch: JointBatch, weights: Mapping[str, float], signals: Sequence
     for module_id, streams in batch.modules.items():
         mine = slice(start, start + len(streams.agents))
         start = mine.stop
-        modules[module_id] = replace(streams, rewards=_less(streams.rewards, penalty[:, mine]))
-    extras = {name: _less(batch.extras[name], penalty) for name in signals if name in batch.extras}
+        modules[module_id] = replace(streams, rewards=_less("rewards", streams.rewards, penalty[:, mine]))
+    extras = {name: _less(f"extras {name!r}", batch.extras[name], penalty) for name in signals if name in batch.extras}
     return replace(batch, modules=modules, extras={**batch.extras, **extras})
 
 
-def _less(rewards: np.ndarray, penalty: np.ndarray) -> np.ndarray:
+def _less(what: str, rewards: np.ndarray, penalty: np.ndarray) -> np.ndarray:
     """In the rewards' floating dtype.
 
     Raises:
         ValueError: the shapes differ.
     """
     if rewards.shape != penalty.shape:
-        raise ValueError(f"rewards have shape {rewards.shape}; needed: one number per step and agent, {penalty.shape}")
+        raise ValueError(f"{what} have shape {rewards.shape}; needed: one number per step and agent, {penalty.shape}")
     return (rewards - penalty).astype(np.result_type(rewards.dtype, np.float32))
 
 
@@ -109,16 +111,20 @@ def _costs(batch: JointBatch, name: str) -> np.ndarray:
             f"the constraint {name!r} reads the extra {name!r}, which the environment does not return; it returns "
             f"{sorted(batch.extras) or 'none'}{nearest(name, batch.extras)} In every step return JointStepResult(…, "
             f"extras={{{name!r}: …}}): a number for the team, {{agent: number}}, or {{agent: {{other: number}}}}. For "
-            f"an environment of another library whose infos hold it: env_config={{'extras_from_infos': [{name!r}]}}."
+            "an environment of another library whose infos hold it give a function that makes its adapter, such as "
+            f"thrust_rllib.envs.PettingZooJointEnv(env, extras_from_infos=[{name!r}])."
         )
     costs = np.asarray(batch.extras[name])
     steps, agents, envs = batch.num_steps, len(batch.agents), batch.num_envs
     shapes = (steps, envs), (steps, agents, envs), (steps, agents, agents, envs)
-    if costs.shape not in shapes or not (np.issubdtype(costs.dtype, np.number) or costs.dtype == bool):
+    if costs.shape not in shapes or costs.dtype.kind not in "biuf":
         raise ValueError(
             f"the cost {name!r} has shape {costs.shape} and dtype {costs.dtype} in a batch of T = {steps} steps, N = "
             f"{agents} agents and E = {envs} environments; needed: numbers [T, E] (the environment returns one number "
             "for the team), [T, N, E] ({agent: number}) or [T, N, N, E] ({agent: {other: number}})"
         )
     costs = costs.astype(np.float64)
-    return costs.sum(axis=2) if costs.ndim == 4 else costs
+    if costs.ndim < 4:
+        return costs
+    costs[:, range(agents), range(agents)] = 0.0  # nobody is a pair
+    return costs.sum(axis=2)

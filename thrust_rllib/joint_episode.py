@@ -26,18 +26,12 @@ from ray.rllib.env.utils.infinite_lookback_buffer import InfiniteLookbackBuffer
 from ray.rllib.utils.annotations import override
 from ray.util import log_once
 
+from thrust_rllib.envs.extras import check_extras
 from thrust_rllib.envs.names import DECLARE_ALL
+from thrust_rllib.envs.rllib import ALL, COMMON, EXTRAS, STATE
 from thrust_rllib.joint_batch import AgentID
 
 logger = logging.getLogger(__name__)
-
-ALL = "__all__"
-COMMON = "__common__"
-"""RLlib's key for an info that belongs to no agent."""
-EXTRAS = "extras"
-"""Key in that info: what `JointStepResult.extras` holds."""
-STATE = "state"
-"""Key in that info: the global state, flat."""
 
 
 class JointEpisode(MultiAgentEpisode):
@@ -58,7 +52,7 @@ class JointEpisode(MultiAgentEpisode):
     | env_index        | which of the runner's environments this is                                          |
     | extras           | {environment step: {name: value, or {agent: value}}} from infos["__common__"]["extras"] |
     | states           | {environment step: [S], the global state before it}, where it is recorded; also what follows |
-    |                  | the last step, from infos["__common__"]["state"]                                    |
+    |                  | the last step, from infos["__common__"][`STATE`]                                    |
     | bootstrap_inputs | {agent: what its module would see next}, where observations are normalised          |
     | memory           | {agent: [S], the state in which its recurrent module enters its next step}; without |
     |                  | an entry it is the initial one                                                      |
@@ -131,6 +125,7 @@ class JointEpisode(MultiAgentEpisode):
         self._check_known(observations, rewards)
         self._keep_state(infos)
         if extras := (infos.get(COMMON) or {}).get(EXTRAS):
+            check_extras(extras, self.agents, [agent for agent in self.agents if agent in actions], self._where)
             self.extras[now] = copy.deepcopy(extras)  # an environment may write the next ones into the same dict
 
         stepped, acting = [], []

@@ -249,6 +249,8 @@ def joint_rows(
         device=device,
         ranks=ranks,
     )
+    head_logp = _head_logp(batches, valid, found.present).to(device) if per_head else None
+    targets = auxiliary_rows(batches, valid, auxiliary, found.present).to(device) if auxiliary else None
     start = 0
     for moments, size in zip(normalized, streams.values(), strict=True):
         if moments is not None:
@@ -284,8 +286,8 @@ def joint_rows(
             order,
         ),
         sequences=_sequences(found.team or batches, found.present) if memories else None,
-        head_logp=_head_logp(batches, valid, found.present).to(device) if per_head else None,
-        auxiliary=auxiliary_rows(batches, valid, auxiliary, found.present).to(device) if auxiliary else None,
+        head_logp=head_logp,
+        auxiliary=targets,
     )
 
 

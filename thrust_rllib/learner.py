@@ -5,7 +5,7 @@ keep one permutation per module (`MiniBatchCyclicIterator`), so that row k of tw
 in that it takes frozen modules out of the batch, where a coupling could no longer read them.
 
 The file is longer than others so that an update is read from top to bottom in one place. What a learner keeps from
-update to update stands in `team_learner`.
+update to update stands in `team_learner`, what it prepares for one in `update_inputs`.
 """
 
 from __future__ import annotations
@@ -25,36 +25,28 @@ from torch import Tensor
 
 from thrust_rllib import metrics
 from thrust_rllib.audit import Audit
-from thrust_rllib.connectors.episodes_to_joint_batch import JOINT_BATCH
 from thrust_rllib.coupling_gradients import CouplingGradients, coupling_gradients
-from thrust_rllib.diversity_probe import probe_diversity
+from thrust_rllib.diversity_probe import DIVERSITY, probe_diversity
 from thrust_rllib.envs.difference import DIFFERENCE_REWARD
-from thrust_rllib.functional import has_head
 from thrust_rllib.gradient_sum import sum_gradients
 from thrust_rllib.joint_batch import JointBatch
-from thrust_rllib.joint_losses import AuxiliarySettings, JointLosses, statistics_of
-from thrust_rllib.joint_rows import JointRows, joint_rows
+from thrust_rllib.joint_losses import JointLosses
+from thrust_rllib.joint_rows import JointRows
 from thrust_rllib.learner_checks import check_team
 from thrust_rllib.learners_alike import check_same_update, finish_alike
+from thrust_rllib.loss_settings import statistics_of
 from thrust_rllib.minibatch_losses import possibly_compiled_losses
 from thrust_rllib.minibatches import joint_epochs
-from thrust_rllib.module_axis import Coefficients, ModuleAxis
-from thrust_rllib.module_forward import module_values
-from thrust_rllib.optimizer_pass import OptimizerPass
-from thrust_rllib.rl_modules.learner_modules import TEAM_CRITIC
-from thrust_rllib.rl_modules.memory import RecurrentModules
+from thrust_rllib.module_axis import ModuleAxis
 from thrust_rllib.rollouts import fetch_parts, rollouts_of
-from thrust_rllib.sequences import ModuleSequences
 from thrust_rllib.shared_minibatch import MinibatchShares
 from thrust_rllib.target_kl import KLStops
-from thrust_rllib.team_learner import ACTOR_OPTIMIZER, CRITIC_OPTIMIZER, TeamLearner
+from thrust_rllib.update_inputs import UpdateInputs
 
 DIFFERENCE_SIGNALS = (DIFFERENCE_REWARD,)
-DIVERSITY = "diversity"
-"""Name of the metrics."""
 
 
-class JointPPOLearner(TeamLearner):
+class JointPPOLearner(UpdateInputs):
     """Trains all modules of a team together.
 
     Replaces `PPOTorchLearner`: advantages with per-module γ and λ (RLlib's connector takes the global ones), joint
@@ -62,7 +54,7 @@ class JointPPOLearner(TeamLearner):
     with a non-finite loss or gradient moves nobody.
     """
 
-    @override(TeamLearner)
+    @override(UpdateInputs)
     def build(self) -> None:
         super().build()
         self._losses = possibly_compiled_losses(self.config)
@@ -129,36 +121,17 @@ class JointPPOLearner(TeamLearner):
         self._notices.minibatches(
             units, minibatch_size, self.config.iterate_all_minibatches, self.config.max_minibatches_per_epoch
         )
+        trained = {m: self.should_module_be_updated(m, None) for m in rows.modules}
         sizes = {m: len(module.agents) for m, module in rows.modules.items()}
         critics = self._plan.streams(sizes)
-        axis = ModuleAxis(list(sizes.values()), self._device)
-        critic_axis = axis if critics == sizes else ModuleAxis(list(critics.values()), self._device)
-        trained = {m: self.should_module_be_updated(m, None) for m in rows.modules}
-        coefficients = Coefficients.of(
-            axis,
-            [self.config.get_config_for_module(m) for m in rows.modules],
-            [float(self._entropy_schedules[m].get_current_value()) for m in rows.modules],
-            critic_axis,
-            [self.config.get_config_for_module(m) for m in critics],
-        )
         participants = {**trained, **{critic: True for critic in critics if critic not in trained}}
-        scheduled = {name: s.get_current_value() for name, s in self._coupling_schedules.items()}
-        coupling_coeffs = self._multipliers.coupling_coeffs(scheduled)
-        couplings = {name: self.config.cross_agent_losses[name] for name in coupling_coeffs}
-        frozen = torch.tensor([not t for t in participants.values()], device=self._device)
+        settings = self._loss_settings(rows, critics)
         passes = self._passes(participants)
+        frozen = torch.tensor([not t for t in participants.values()], device=self._device)
+        has_rows = None if settings.all_present else _has_rows(rows, settings.axis, len(participants))
         shares = MinibatchShares(rows, self.ranks)
-        all_present = bool(rows.present.all())
-        # [p, M] on the host: which modules have a row in a minibatch is asked without waiting for the device.
-        has_rows = None
-        if not all_present:
-            anybody = rows.present.any(0).expand(len(participants) - len(trained), -1)
-            has_rows = torch.cat([axis.any(rows.present), anybody]).cpu()
-        names = {m: self.head_names[m] for m in sizes} if self.head_names else {}
-        heads = has_head([len(own) for own in names.values()], list(sizes.values()), self._device) if names else None
-        targets = self._auxiliary_settings()
         totals = metrics.UpdateTotals(
-            statistics_of(names or list(rows.modules), critics, targets.names),
+            statistics_of({m: self.head_names.get(m, ()) for m in sizes}, critics, settings.auxiliary.names),
             list(self.module.keys()),
             list(self._coupling_schedules),
             self._device,
@@ -170,8 +143,7 @@ class JointPPOLearner(TeamLearner):
             self.config.target_kl_scope,
             self._device,
         )
-        interval = self.config.coupling_gradient_interval
-        look_at_couplings = bool(couplings) and interval > 0 and (self._weights_seq_no - 1) % interval == 0
+        look_at_couplings = bool(settings.cross_agent_losses) and self._is_due(self.config.coupling_gradient_interval)
         pulls: CouplingGradients | None = None
         audit = Audit(rows, num_epochs) if self.config.audit else None
 
@@ -191,22 +163,7 @@ class JointPPOLearner(TeamLearner):
                 minibatch = shares.select(indices)
                 if audit is not None:
                     audit.check(minibatch.whole, indices)
-                losses = self._losses(
-                    self.module,
-                    minibatch,
-                    trained,
-                    ranks=self.ranks,
-                    critic=self._plan.critic,
-                    axis=axis,
-                    critic_axis=critic_axis,
-                    coefficients=coefficients,
-                    standardize_advantages=self.config.standardize_advantages,
-                    all_present=all_present,
-                    cross_agent_losses=couplings,
-                    cross_agent_coeffs=coupling_coeffs,
-                    heads=heads,
-                    auxiliary=targets,
-                )
+                losses = self._losses(self.module, minibatch, trained, self.ranks, settings)
                 objectives = _objectives(losses, len(passes))
                 if look_at_couplings and totals.num_minibatches == 0:
                     policies = {m: own for m, own in passes[0].params().items() if m in trained}
@@ -226,12 +183,11 @@ class JointPPOLearner(TeamLearner):
 
         finish_alike(self._all_modules(), self.ranks, self.config.audit)
         if pulls is not None:
-            self._coupling_gradients = pulls.by_name(list(couplings), list(rows.modules))
-        interval = self.config.diversity_interval
-        if interval > 0 and (self._weights_seq_no - 1) % interval == 0:
+            self._coupling_gradients = pulls.by_name(list(settings.cross_agent_losses), list(rows.modules))
+        if self._is_due(self.config.diversity_interval):
             policies = {m: self.module[m].unwrapped() for m in rows.modules}
             self._diversity = probe_diversity(policies, rows.modules, rows.present)
-        self._log_update(totals, coupling_coeffs, trained, stops.num_stops, costs)
+        self._log_update(totals, settings.cross_agent_coeffs, trained, stops.num_stops, costs)
         self.after_gradient_based_update(timesteps=timesteps)
         return self.metrics.reduce()
 
@@ -247,67 +203,6 @@ class JointPPOLearner(TeamLearner):
             "CrossAgentLoss to add a term"
         )
 
-    def _batches(self, rollouts: Sequence[Any]) -> list[JointBatch]:
-        """Episodes through the learner pipeline (`JointPPOConfig.build_learner_connector`); batches as they are."""
-        if isinstance(rollouts[0], JointBatch):
-            return list(rollouts)
-        shared_data: dict[str, Any] = {}
-        columns = self._learner_connector(
-            rl_module=self.module, batch={}, episodes=list(rollouts), shared_data=shared_data, metrics=self.metrics
-        )
-        return [columns[JOINT_BATCH]]
-
-    def _joint_rows(self, batches: Sequence[JointBatch]) -> JointRows:
-        self.memories = RecurrentModules.of(self.module).layouts  # initial states may have come with other weights
-        configs = {m: self.config.get_config_for_module(m) for m in batches[0].modules}
-        return joint_rows(
-            batches,
-            values_of=self._values,
-            memories={m: layout for m, layout in self.memories.items() if m in (*configs, TEAM_CRITIC)},
-            normalizers=self._value_normalizers,
-            gamma={m: config.gamma for m, config in configs.items()},
-            lambda_={m: config.lambda_ for m, config in configs.items()},
-            bootstrap=self.config.gae_bootstrap == "value",
-            standardize_rollout=self.config.standardize_advantages == "rollout",
-            device=self._device,
-            ranks=self.ranks,
-            plan=self._plan,
-            auxiliary=tuple(self._auxiliary_schedules),
-            per_head=bool(self.head_names),
-        )
-
-    @torch.no_grad()
-    def _values(self, module_id: ModuleID, obs: Tensor, sequences: ModuleSequences | None) -> Tensor:
-        """Values [R] of observations [R, …], or [R, N] where the team's critic has one for each agent."""
-        values = module_values(self.module[module_id].unwrapped(), obs.to(self._device), sequences)
-        return values.squeeze(-1) if module_id == TEAM_CRITIC and self._plan.of_team else values
-
-    def _passes(self, trained: Mapping[ModuleID, bool]) -> list[OptimizerPass]:
-        """The optimizers that step in each minibatch: one pass, or actors then their critics with `critic_lr`."""
-        passes = []
-        for name in (ACTOR_OPTIMIZER, CRITIC_OPTIMIZER):
-            registered = {m: self.optimizers_of(m, name) for m in trained}
-            if any(registered.values()):
-                passes.append(
-                    OptimizerPass(
-                        optimizers=registered,
-                        trained=trained,
-                        grad_clip={m: self.config.get_config_for_module(m).grad_clip for m in registered},
-                        grad_clip_by=self.config.grad_clip_by,
-                        device=self._device,
-                        joint_clip=self.config.grad_clip if self.config.clip_jointly else None,
-                    )
-                )
-        return passes
-
-    def _auxiliary_settings(self) -> AuxiliarySettings:
-        weights = [float(schedule.get_current_value()) for schedule in self._auxiliary_schedules.values()]
-        return AuxiliarySettings(
-            tuple(self._auxiliary_schedules),
-            tuple(target.loss for target in self.config.auxiliary_targets),
-            torch.tensor(weights, device=self._device),
-        )
-
     # --- what is reported -----------------------------------------------------------------------------------------
 
     def _log_update(
@@ -320,7 +215,7 @@ class JointPPOLearner(TeamLearner):
     ) -> None:
         summary = totals.summary()
         stepped = summary.num_minibatches > summary.num_non_finite
-        self._multipliers.update({**costs, **(summary.couplings if stepped else {})})
+        self._multipliers.update(costs, summary.couplings if stepped else {})
         self._entropy_guard.count({m: summary.modules[m].get("entropy") for m in trained}, trained)
         self._notices.non_finite(summary)
         self._log_trainable_parameters()  # RLlib logs them once; from the second iteration on they would be NaN
@@ -339,6 +234,15 @@ class JointPPOLearner(TeamLearner):
             low_entropy_updates=self._entropy_guard.low_updates,
             traffic=self.ranks.take_traffic(),
         )
+
+
+def _has_rows(rows: JointRows, axis: ModuleAxis, num_participants: int) -> Tensor:
+    """[p, M] on the host: which participants have a row where; a critic of the team where anybody acted.
+
+    So which modules have a row in a minibatch is asked without waiting for the device.
+    """
+    anybody = rows.present.any(0).expand(num_participants - len(axis.sizes), -1)
+    return torch.cat([axis.any(rows.present), anybody]).cpu()
 
 
 def _objectives(losses: JointLosses, num_passes: int) -> list[Tensor]:

@@ -10,6 +10,7 @@ from ray.rllib.core.rl_module.apis import ValueFunctionAPI
 
 from thrust_rllib.cross_agent_losses import CrossAgentLoss
 from thrust_rllib.joint_batch import JointBatch, ModuleID
+from thrust_rllib.rl_modules.heads import has_conditional_heads
 from thrust_rllib.rl_modules.memory import MemoryLayout, RecurrentModules, in_first_state
 from thrust_rllib.rl_modules.mlp import ENCODER_FEATURES
 from thrust_rllib.teams import AgentToModule
@@ -21,14 +22,15 @@ def check_modules(
     device: torch.device | str,
     with_values: bool = True,
 ) -> None:
-    """Checks that every policy has values, if it needs them, and, where a coupling reads them, features.
+    """Checks that every policy has values, if it needs them, and what the couplings read.
 
     For the features two rows of zeros are tried.
 
     Raises:
-        ValueError: a module without `ValueFunctionAPI`, one without `encoder_features` for a coupling, or one whose
-            initial state is not always the same.
+        ValueError: a module without `ValueFunctionAPI`, one without `encoder_features` for a coupling, one with
+            conditional heads for a coupling that knows none, or one whose initial state is not always the same.
     """
+    plain = [name for name, loss in losses.items() if getattr(loss, "plain_heads", False)]
     readers = [name for name, loss in losses.items() if getattr(loss, "needs_features", False)]
     for module_id, module in modules.items():
         _check_initial_state(module_id, module)
@@ -37,6 +39,13 @@ def check_modules(
                 f"module {module_id!r} ({type(module).__name__}) has no value function; derive it from RLlib's "
                 "ValueFunctionAPI, too, and implement compute_values(batch, embeddings=None), which returns values "
                 "[B]; or use MLPModule."
+            )
+        if plain and has_conditional_heads(module):
+            raise ValueError(
+                f"cross-agent loss {plain[0]!r} ({type(losses[plain[0]]).__name__}) compares the agents' actions head "
+                f"by head, but module {module_id!r} has conditional heads, whose logits are as many distributions as "
+                "their parents have categories. Leave conditional_heads out of its model_config, or leave the loss "
+                "out; FeatureSimilarity and RedundancyPenalty couple any policies."
             )
         if not readers:
             continue

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from thrust_rllib.cross_agent_losses import CrossAgentLoss
 from thrust_rllib.joint_batch import ModuleID
 from thrust_rllib.joint_losses import JointLosses, compute_joint_losses
+from thrust_rllib.loss_settings import LossSettings
 from thrust_rllib.ranks import Ranks
 from thrust_rllib.shared_minibatch import SharedMinibatch, outputs_of_all
 from thrust_rllib.team_outputs import forward_team
@@ -21,16 +21,13 @@ def minibatch_losses(
     module: Any,
     minibatch: SharedMinibatch,
     trained: Mapping[ModuleID, bool],
-    *,
     ranks: Ranks,
-    critic: str,
-    cross_agent_losses: Mapping[str, CrossAgentLoss],
-    **settings: Any,
+    settings: LossSettings,
 ) -> JointLosses:
     """`compute_joint_losses` of the whole minibatch, of which `forward_team` runs on this learner's rows."""
-    own = forward_team(module, minibatch.own, trained, critic)
-    outputs = outputs_of_all(own, minibatch.sizes, ranks, cross_agent_losses.values())
-    return compute_joint_losses(outputs, minibatch.whole, cross_agent_losses=cross_agent_losses, **settings)
+    own = forward_team(module, minibatch.own, trained, settings.critic)
+    outputs = outputs_of_all(own, minibatch.sizes, ranks, settings.cross_agent_losses.values())
+    return compute_joint_losses(outputs, minibatch.whole, settings)
 
 
 def possibly_compiled_losses(config: Any) -> MinibatchLosses:
@@ -49,9 +46,9 @@ def possibly_compiled_losses(config: Any) -> MinibatchLosses:
         mode=config.torch_compile_learner_dynamo_mode,
     )
 
-    def run(*args: Any, **settings: Any) -> JointLosses:
+    def run(*args: Any) -> JointLosses:
         # Several gradients are taken of one graph: a backward pass must not reuse the memory of the forward pass.
         with torch._functorch.config.patch(donated_buffer=False):
-            return compiled(*args, **settings)
+            return compiled(*args)
 
     return run

@@ -2,11 +2,11 @@
 
 An update goes through it in this order; all of it is the same for every learner, since all have the same rollouts:
 
-    measured = multipliers.measure(batches)
+    costs = multipliers.measure(batches)
     batches = multipliers.penalise(batches)
     coupling_coeffs = multipliers.coupling_coeffs(coupling_coeffs)
     …  # the policy's update
-    multipliers.update({**measured, **values_of_couplings})
+    multipliers.update(costs, values_of_couplings)
 """
 
 from __future__ import annotations
@@ -71,32 +71,35 @@ class Multipliers:
         costs = {name: mean_cost(batches, name) for name, own in self._constraints.items() if own.of == "extra"}
         return {name: cost for name, cost in costs.items() if cost is not None}
 
-    def update(self, measured: Mapping[str, float]) -> None:
+    def update(self, costs: Mapping[str, float], couplings: Mapping[str, float]) -> None:
         """Moves every multiplier whose cost was measured; called behind the policy's update.
 
+        Where a cost is missing or not finite, as a coupling's in an update without a step is, λ stays.
+
         Args:
-            measured: {constraint: cost}; names of others, such as couplings without a constraint, are not read. Where a
-                cost is missing or not finite, as a coupling's in an update without a step may be, λ stays.
+            costs: of `measure`.
+            couplings: {coupling: its value in the update}; a coupling may be called like an extra.
         """
-        self._metrics = {}
         for name, constraint in self._constraints.items():
-            cost = measured.get(name, math.nan)
-            if not math.isfinite(cost):
-                continue
             state = self._states[name]
-            found = violation(cost, constraint.limit, constraint.sense, signed=constraint.signed)
+            cost = float((couplings if constraint.of == "coupling" else costs).get(name, math.nan))
+            measured = math.isfinite(cost)
+            found = math.nan
+            if measured:
+                found = violation(cost, constraint.limit, constraint.sense, signed=constraint.signed)
             self._metrics[name] = {
-                "cost": float(cost),
+                "cost": cost if measured else math.nan,
                 "limit": constraint.limit,
                 "violation": found,
                 "multiplier": state.multiplier,
                 "saturated": float(state.at_bound(constraint)),
             }
-            state.move(constraint, found)
-            if found * state.multiplier > 0 and state.at_bound(constraint):
-                self._tell(constraint, cost, state.multiplier)
+            if measured:
+                state.move(constraint, found)
+                if found * state.multiplier > 0 and state.at_bound(constraint):
+                    self._tell_cap(constraint, cost, state.multiplier)
 
-    def _tell(self, constraint: Constraint, cost: float, multiplier: float) -> None:
+    def _tell_cap(self, constraint: Constraint, cost: float, multiplier: float) -> None:
         if self._quiet or constraint.name in self._told:
             return
         self._told.add(constraint.name)
@@ -117,7 +120,8 @@ class Multipliers:
         """{"constraints": {name: {cost, limit, violation, multiplier, saturated}}} of the last update, for a log.
 
         All numbers of a constraint belong to one rollout: `multiplier` is the λ that held in it, `saturated` is 1 where
-        that was the largest possible one. Empty without constraints.
+        that was the largest possible one; cost and violation are NaN where they were not measured. Empty without
+        constraints.
         """
         return {CONSTRAINTS: {name: dict(own) for name, own in self._metrics.items()}} if self._metrics else {}
 
@@ -128,13 +132,22 @@ class Multipliers:
     def set_state(self, state: Mapping[str, Mapping[str, Any]]) -> None:
         """Goes on from a checkpoint; limits and numbers are those of this configuration.
 
-        A constraint of another mechanism, sense or object than in the checkpoint starts afresh.
+        A constraint that is not in the checkpoint, or is there with another mechanism, sense or object, keeps the
+        multiplier that it has, which is told.
         """
-        for name, own in state.items():
-            constraint = self._constraints.get(name)
-            if constraint is None or own["kind"] != self._kind(name):
-                continue
-            self._states[name].restore(constraint, own)
+        kept = {}
+        for name, constraint in self._constraints.items():
+            if name in state and state[name]["kind"] == self._kind(name):
+                self._states[name].restore(constraint, state[name])
+            elif constraint.mechanism != "penalty":
+                kept[name] = self._states[name].multiplier
+        if kept and not self._quiet:
+            logger.warning(
+                "the checkpoint has no multipliers for the constraints %s, or has them with another mechanism, sense "
+                "or 'of': they stay as they are, %s",
+                list(kept),
+                ", ".join(f"{value:g}" for value in kept.values()),
+            )
 
     def _kind(self, name: str) -> str:
         constraint = self._constraints[name]

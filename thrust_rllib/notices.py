@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -65,6 +65,15 @@ class Notices:
                     module_id,
                     ", ".join(sorted(found)),
                 )
+
+    def other_scale(self, module_ids: Sequence[ModuleID]) -> None:
+        """Values that come from a run in which they were normalised otherwise."""
+        if module_ids and self._is_new(f"other scale of {module_ids}"):
+            logger.warning(
+                "the values of modules %s come from a run with another value_normalization or critic: they are on "
+                "another scale, until they have been trained",
+                list(module_ids),
+            )
 
     def non_finite(self, summary: metrics.UpdateSummary) -> None:
         """Minibatches on which nobody stepped, and whose number was not finite."""

@@ -5,6 +5,7 @@
 | `report.html` | all of it, with its images inside |
 | `learning_curves.png` | returns, entropy, explained variance, KL, couplings |
 | `diversity.png` | where runs have them: diversity of the policies, accuracy of auxiliary targets |
+| `constraints.png` | where runs have them: costs, limits and multipliers |
 | `agent_returns.png` | where groups are compared: return of each agent |
 | `feature_correlation.png`, `feature_heat_map.png` | of the last weights' features |
 | `summary.json` | the final numbers |

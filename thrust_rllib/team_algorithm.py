@@ -11,15 +11,17 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError
 from ray.rllib.algorithms.algorithm import Algorithm
-from ray.rllib.core import COMPONENT_ENV_TO_MODULE_CONNECTOR
+from ray.rllib.core import ALL_MODULES, COMPONENT_ENV_TO_MODULE_CONNECTOR
 from ray.rllib.core.rl_module.multi_rl_module import MultiRLModuleSpec
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.utils.annotations import override
+from ray.rllib.utils.metrics import LEARNER_RESULTS
 
 from thrust_rllib import team_changes, warm_start
 from thrust_rllib.algorithm_state import StatefulAlgorithm
 from thrust_rllib.connectors.carry_over import rebuilt
 from thrust_rllib.connectors.observation_normalizer import ObservationNormalizer
+from thrust_rllib.diversity_probe import DIVERSITY
 from thrust_rllib.envs.names import nearest
 from thrust_rllib.joint_batch import ModuleID
 from thrust_rllib.sampling.team_runner import TeamRunner
@@ -148,6 +150,8 @@ class TeamAlgorithm(StatefulAlgorithm):
         for group in self._runner_groups():
             self._bring_up_to_date(group)
         self._team_change = change = dataclasses.replace(change, number=self._team_number + 1)
+        if change.mapping.table != self.config.policy_mapping_fn.table:
+            self.metrics.delete(LEARNER_RESULTS, ALL_MODULES, DIVERSITY, key_error=False)
         self.config = change.applied_to(self.config)
         self.evaluation_config = change.applied_to(self.evaluation_config)
         for group in self._runner_groups():

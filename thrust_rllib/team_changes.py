@@ -9,6 +9,7 @@ from typing import Any
 
 import gymnasium as gym
 import torch
+from ray.rllib.core.learner.learner import LR_KEY
 from ray.rllib.core.rl_module import validate_module_id
 from ray.rllib.core.rl_module.multi_rl_module import MultiRLModuleSpec
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
@@ -22,7 +23,8 @@ from thrust_rllib.envs.names import nearest
 from thrust_rllib.envs.spaces import equal_spaces
 from thrust_rllib.joint_batch import ModuleID
 from thrust_rllib.learner_checks import check_modules, check_sequences
-from thrust_rllib.rl_modules.learner_modules import LEARNER_MODULES
+from thrust_rllib.rl_modules.auxiliary_heads import feature_width
+from thrust_rllib.rl_modules.learner_modules import AUXILIARY_HEADS, LEARNER_MODULES
 from thrust_rllib.rl_modules.memory import RecurrentModules
 from thrust_rllib.rl_modules.recurrent import module_class_for
 from thrust_rllib.sampling.agent_groups import agent_groups
@@ -98,7 +100,6 @@ def with_module(
     Raises:
         ValueError: see `JointPPO.add_module`.
     """
-    _check_no_heads(config)
     _check_name(module_id)
     if module_id in LEARNER_MODULES:
         raise ValueError(
@@ -135,7 +136,6 @@ def without_module(
     Raises:
         ValueError: see `JointPPO.remove_module`.
     """
-    _check_no_heads(config)
     if module_id not in config.policies:
         raise ValueError(
             f"there is no module {module_id!r}; the modules are {sorted(config.policies)}"
@@ -175,6 +175,7 @@ def metrics_of(module_id: ModuleID) -> list[tuple[str, ...]]:
     runners = (ENV_RUNNER_RESULTS,), (EVALUATION_RESULTS, ENV_RUNNER_RESULTS)
     return [
         (LEARNER_RESULTS, module_id),
+        (LEARNER_RESULTS, AUXILIARY_HEADS, f"{module_id}_{LR_KEY}"),
         *((*path, name, module_id) for path in runners for name in PER_MODULE_METRICS),
     ]
 
@@ -204,6 +205,8 @@ def check_trainable(
                 learner._device,
                 with_values=not learner.config.critic_plan.has_network,
             )
+            if learner.config.auxiliary_targets:
+                feature_width(module_id, added[module_id])
         modules |= added
     check_sequences(RecurrentModules.of(modules), learner.config)
 
@@ -232,16 +235,6 @@ def _built(module_id: ModuleID, spec: RLModuleSpec) -> Any:
             f"module {module_id!r} ({type(module).__name__}) is no torch module; derive it from TorchRLModule"
         )
     return module
-
-
-def _check_no_heads(config: JointPPOConfig) -> None:
-    if config.auxiliary_targets:
-        names = [target.name for target in config.auxiliary_targets]
-        raise ValueError(
-            f"modules cannot come or go while auxiliary_targets {names} are trained: the heads that predict them are "
-            "built once, for the policies of the start. Build a new algorithm with the team that you want and "
-            "warm_start it from a checkpoint of this one, or train without auxiliary_targets."
-        )
 
 
 def _check_name(module_id: Any) -> None:

@@ -6,20 +6,21 @@ Letters: N agents, M joint rows, V values of a row: N with independent critics o
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from thrust_rllib.envs.difference import DIFFERENCE_REWARD
 from thrust_rllib.joint_advantages import AgentColumns, joint_advantages
 from thrust_rllib.joint_batch import AgentID, JointBatch, ModuleID
 from thrust_rllib.joint_values import ValuesOf, joint_values
 from thrust_rllib.ranks import ALONE, Ranks
 from thrust_rllib.rl_modules.learner_modules import TEAM_CRITIC
 from thrust_rllib.rl_modules.memory import MemoryLayout
+from thrust_rllib.team_lives import all_agents, who_follows
+from thrust_rllib.team_rewards import difference_rewards, team_rewards, with_rewards
 from thrust_rllib.team_view import TeamView, for_each_agent, team_batch, with_memory
 from thrust_rllib.valid_rows import ValidRows
 
@@ -43,7 +44,7 @@ class CriticPlan:
     | "own"        | its own reward, its own value                                                |
     | "shared"     | the team's reward (Σ_i r_i / N, 0 for the absent), the team's value or its own |
     | "agent"      | its own reward along the team's rows, the team's value                       |
-    | "difference" | as "agent", or with independent critics as "own", with `DIFFERENCE_REWARD`   |
+    | "difference" | as "agent", or with independent critics as "own", with `difference_reward`   |
 
     A value of the team is trained on the return of the team's reward, whatever the credit.
 
@@ -83,6 +84,27 @@ class CriticPlan:
 
 
 INDEPENDENT = CriticPlan()
+
+
+def on_another_scale(
+    here: Collection[ModuleID], there: Collection[ModuleID], module_id: ModuleID, source: ModuleID
+) -> bool:
+    """Whether values of a module that was trained in another run are numbers of another scale here.
+
+    Moments of the team's values are taken for a module's own where it had none; not the other way round.
+
+    Args:
+        here: who has moments of value targets, `TEAM_CRITIC` for the values of a team.
+        there: the same of the other run.
+        module_id: the module.
+        source: what it was called there.
+    """
+
+    def whose(moments: Collection[ModuleID], name: ModuleID) -> str:
+        return "own" if name in moments else "team" if TEAM_CRITIC in moments else "raw"
+
+    found = whose(here, module_id), whose(there, source)
+    return found[0] != found[1] and found != ("own", "team")
 
 
 @dataclass(frozen=True)
@@ -186,7 +208,7 @@ def estimate(
     values = _mean_values(batches, values_in(batches)) if plan.critic == "mean" else values_in(team)[TEAM_CRITIC]
     whole = advantages_of(team, {TEAM_CRITIC: values})
     logp, present = (
-        torch.from_numpy(valid.join([_all_agents(batch, name) for batch in batches]))
+        torch.from_numpy(valid.join([all_agents(batch, name) for batch in batches]))
         for name in ("action_logp", "present")
     )
     if plan.credit == "shared":
@@ -207,54 +229,6 @@ def estimate(
     )
 
 
-def team_rewards(batch: JointBatch) -> np.ndarray:
-    """[T, E]: the sum of the agents' rewards divided by N; who is absent gets 0."""
-    total = sum((s.rewards * s.present).sum(1, dtype=np.float32) for s in batch.modules.values())
-    return np.asarray(total / np.float32(len(batch.agents)), np.float32)
-
-
-def with_rewards(batch: JointBatch, credit: str) -> JointBatch:
-    """The batch with the rewards that a credit takes; the batch itself with "own"."""
-    if credit == "own":
-        return batch
-    rewards = _difference_rewards(batch) if credit == "difference" else None
-    shared = team_rewards(batch) if rewards is None else None
-    modules, start = {}, 0
-    for module_id, streams in batch.modules.items():
-        n = len(streams.agents)
-        if rewards is not None:
-            mine = rewards[:, start : start + n]
-        else:
-            assert shared is not None
-            mine = np.broadcast_to(shared[:, None], streams.rewards.shape)
-        modules[module_id] = dataclasses.replace(streams, rewards=mine)
-        start += n
-    return dataclasses.replace(batch, modules=modules)
-
-
-def _difference_rewards(batch: JointBatch) -> np.ndarray:
-    """[T, N, E]."""
-    shape = (batch.num_steps, len(batch.agents), batch.num_envs)
-    rewards = batch.extras.get(DIFFERENCE_REWARD)
-    if rewards is None:
-        raise ValueError(
-            f"credit='difference' needs the extra {DIFFERENCE_REWARD!r}; the environment gives "
-            f"{sorted(batch.extras) or 'none'}. Return it from step_joint: JointStepResult(…, extras="
-            f"{{{DIFFERENCE_REWARD!r}: {{agent: number}}}}), or wrap an environment that can be copied in "
-            "thrust_rllib.envs.WithDifferenceRewards"
-        )
-    if rewards.shape != shape:
-        raise ValueError(
-            f"the extra {DIFFERENCE_REWARD!r} has shape {rewards.shape}; needed: a number of each agent, {shape}"
-        )
-    return rewards.astype(np.float32, copy=False)
-
-
-def _all_agents(batch: JointBatch, name: str) -> np.ndarray:
-    """[T, N, E] of all modules."""
-    return np.concatenate([getattr(streams, name) for streams in batch.modules.values()], axis=1)
-
-
 def _of_agents(values: ValuePairs, batch: JointBatch, view: TeamView) -> dict[ModuleID, ValuePairs]:
     """Values of the team's critic [T, 1 or N, E, N], the last axis in its view's order, as those of the modules."""
     agents = batch.agents
@@ -268,13 +242,16 @@ def _of_agents(values: ValuePairs, batch: JointBatch, view: TeamView) -> dict[Mo
 
 
 def _mean_values(batches: Sequence[JointBatch], values: Mapping[ModuleID, ValuePairs]) -> ValuePairs:
-    """The mean over the agents present, and over those that go on: [T, 1, E] twice for each batch."""
+    """The mean over the agents present, and over those that follow: [T, 1, E] twice for each batch."""
     found = []
     for k, batch in enumerate(batches):
         own, after = (torch.cat([parts[k][i] for parts in values.values()], dim=1) for i in (0, 1))
-        present = torch.from_numpy(_all_agents(batch, "present"))
-        goes_on = present & ~torch.from_numpy(_all_agents(batch, "terminated"))
-        found.append((mean_over_agents(own, present), mean_over_agents(after, goes_on)))
+        rows = torch.from_numpy(who_follows(batch))
+        seen = after.transpose(0, 1).flatten(1).gather(1, rows.clamp(min=0))  # [N, K]
+        following = torch.zeros(batch.valid.size)
+        following[torch.from_numpy(batch.bootstrap_rows)] = mean_over_agents(seen, rows >= 0, dim=0)[0]
+        present = torch.from_numpy(all_agents(batch, "present"))
+        found.append((mean_over_agents(own, present), following.view(batch.num_steps, 1, batch.num_envs)))
     return found
 
 
@@ -288,8 +265,8 @@ def _agents_along_team(batch: JointBatch, team: JointBatch, credit: str) -> Join
     """All agents' rewards along the rows of the team, which end where the team's end."""
     streams = team.modules[TEAM_CRITIC]
     shape = (batch.num_steps, len(batch.agents), batch.num_envs)
-    rewards = _difference_rewards(batch) if credit == "difference" else _all_agents(batch, "rewards")
-    present = _all_agents(batch, "present")
+    rewards = difference_rewards(batch) if credit == "difference" else all_agents(batch, "rewards")
+    present = all_agents(batch, "present")
     along = {name: np.broadcast_to(getattr(streams, name), shape) for name in ("present", "terminated", "truncated")}
     agents = dataclasses.replace(
         streams,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,7 +13,7 @@ from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 
 from thrust_rllib.envs.names import nearest
 from thrust_rllib.joint_batch import AgentID, ModuleID
-from thrust_rllib.rl_modules.mlp import ACTIVATIONS
+from thrust_rllib.rl_modules.mlp import ACTIVATIONS, layer_widths
 from thrust_rllib.rl_modules.team_critic import POOLINGS, SetCritic, TeamCritic
 from thrust_rllib.team_credit import CriticPlan
 from thrust_rllib.team_view import TeamView
@@ -67,6 +67,8 @@ def check_critic(config: _Team) -> None:
         ValueError: what was given, what is needed.
     """
     critic, credit, given = config.critic, config.credit, config.critic_config
+    if not isinstance(given, Mapping):
+        raise ValueError(f"critic_config={given!r}; needed: a dict such as {{'fcnet_hiddens': [64, 64]}}")
     if critic == "mean" and credit == "own":
         raise ValueError(
             "critic='mean' with credit='own': there is one value of the team, trained on the team's return, and no "
@@ -90,12 +92,22 @@ def check_critic(config: _Team) -> None:
                 f"critic_config knows no key {key!r} with critic={critic!r}{nearest(str(key), KEYS[critic])} Its keys: "
                 f"{', '.join(KEYS[critic])}"
             )
-    if given.get("fcnet_activation", "tanh") not in ACTIVATIONS:
+    for key in ("fcnet_hiddens", "encoder_hiddens"):
+        layer_widths(f"critic_config {key}", given.get(key, (64,)))
+    if given.get("fcnet_activation", "tanh") not in list(ACTIVATIONS):
         raise ValueError(
             f"critic_config fcnet_activation={given['fcnet_activation']!r}; needed: one of {', '.join(ACTIVATIONS)}"
         )
     if given.get("cell") not in (None, "lstm", "gru"):
         raise ValueError(f"critic_config cell={given['cell']!r}; needed: None, 'lstm' or 'gru'")
+    if given.get("cell") is None and (idle := [key for key in ("cell_size", "max_seq_len") if key in given]):
+        raise ValueError(
+            f"critic_config {idle[0]}={given[idle[0]]!r} would be ignored: the critic has no memory. Set cell='lstm' "
+            "or 'gru', or leave it out."
+        )
+    size = given.get("cell_size", 64)
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise ValueError(f"critic_config cell_size={size!r}; needed: a whole number ≥ 1")
     if given.get("pooling", "mean") not in POOLINGS:
         raise ValueError(
             f"critic_config pooling={given['pooling']!r}; needed: one of {', '.join(POOLINGS)}"
@@ -108,6 +120,14 @@ def check_critic(config: _Team) -> None:
         )
     if given.get("input", AUTO) not in (AUTO, STATE, OBSERVATIONS):
         raise ValueError(f"critic_config input={given['input']!r}; needed: 'auto', 'state' or 'observations'")
+
+
+def may_read_state(config: _Team) -> bool:
+    """Whether the critic reads the environment's state if it has one; of others `state()` is never called."""
+    given = config.critic_config
+    if config.critic == "set":
+        return bool(given.get("scalars"))
+    return config.critic in KEYS and given.get("input", AUTO) != OBSERVATIONS
 
 
 def critic_plan(
@@ -154,7 +174,7 @@ def _scalars(named: Any, state: DeclaredState | None) -> tuple[int, ...]:
         raise ValueError(f"critic_config scalars={named!r} are parts of the environment's state, and it has no state()")
     if named == STATE:
         return tuple(range(state.size))
-    if isinstance(named, str):
+    if isinstance(named, str) or not isinstance(named, Iterable):
         raise ValueError(f"critic_config scalars={named!r}; needed: 'state' for all of it, or a tuple of names")
     return tuple(column for name in named for column in state.columns(name))
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
-from ray.rllib.core.learner.learner import Learner
+from ray.rllib.core import ALL_MODULES, COMPONENT_OPTIMIZER
+from ray.rllib.core.learner.learner import LR_KEY, Learner
 from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 from ray.rllib.core.rl_module.multi_rl_module import MultiRLModuleSpec
 from ray.rllib.utils.annotations import override
@@ -18,6 +19,7 @@ from ray.rllib.utils.typing import ModuleID, StateDict
 
 from thrust_rllib import functional as F
 from thrust_rllib.connectors.carry_over import carry_over
+from thrust_rllib.diversity_probe import DIVERSITY
 from thrust_rllib.entropy_guard import EntropyGuard
 from thrust_rllib.learner_checks import check_modules, check_sequences, prepare_couplings
 from thrust_rllib.learners_alike import start_alike
@@ -25,10 +27,11 @@ from thrust_rllib.multipliers import Multipliers
 from thrust_rllib.notices import Notices
 from thrust_rllib.optimizer_pass import laid_out_as, make_adam
 from thrust_rllib.ranks import Ranks
+from thrust_rllib.rl_modules.auxiliary_heads import feature_width
 from thrust_rllib.rl_modules.heads import asks_per_head, module_head_names
 from thrust_rllib.rl_modules.learner_modules import AUXILIARY_HEADS, LEARNER_MODULES, TEAM_CRITIC
 from thrust_rllib.rl_modules.memory import RecurrentModules
-from thrust_rllib.team_credit import CriticPlan
+from thrust_rllib.team_credit import CriticPlan, on_another_scale
 from thrust_rllib.teams import AgentToModule
 
 ACTOR_OPTIMIZER = "default_optimizer"
@@ -145,8 +148,7 @@ class TeamLearner(TorchLearner):
         assert config is not None
         if module_id == AUXILIARY_HEADS:
             for policy, head in self.module[module_id].unwrapped().by_policy():
-                rate = self.config.get_config_for_module(policy).lr
-                self._register(module_id, policy, list(head.parameters()), rate)
+                self._register_head(policy, head)
             return
         params = list(self.get_parameters(self.module[module_id]))
         rates = {ACTOR_OPTIMIZER: config.lr}
@@ -156,6 +158,10 @@ class TeamLearner(TorchLearner):
             rates[CRITIC_OPTIMIZER] = config.critic_lr
         for name, rate in rates.items():
             self._register(module_id, name, params, rate)
+
+    def _register_head(self, policy: ModuleID, head: torch.nn.Module) -> None:
+        rate = self.config.get_config_for_module(policy).lr
+        self._register(AUXILIARY_HEADS, policy, list(head.parameters()), rate)
 
     def _register(self, module_id: ModuleID, name: str, params: list[torch.Tensor], rate: Any) -> None:
         self.register_optimizer(
@@ -193,22 +199,53 @@ class TeamLearner(TorchLearner):
     def add_module(self, **kwargs: Any) -> MultiRLModuleSpec:
         """Adds a module, as RLlib does; with several learners all start with the first one's parameters.
 
+        With auxiliary targets it gets a head.
+
         Raises:
             ValueError: the module cannot be trained here; it is not there then.
         """
-        trained = self.config.policies_to_train
-        spec = super().add_module(**kwargs)
+        module_id, trained = kwargs["module_id"], self.config.policies_to_train
+        super().add_module(**kwargs)
         try:
+            self._add_head(module_id)
             self._take_in_modules()
         except ValueError:
             self.config.policies_to_train = trained
-            self.remove_module(kwargs["module_id"])
+            self.remove_module(module_id)
             raise
-        return spec
+        return self.config.rl_module_spec
+
+    def _add_head(self, module_id: ModuleID) -> None:
+        if AUXILIARY_HEADS not in self.module:
+            return
+        width = feature_width(module_id, self.module[module_id].unwrapped())
+        heads = self.module[AUXILIARY_HEADS].unwrapped()
+        self._register_head(module_id, heads.add_policy(module_id, width).to(self._device))
+        self._tell_of_heads()
+
+    def _remove_head(self, module_id: ModuleID) -> None:
+        name = f"{AUXILIARY_HEADS}_{module_id}"
+        if name not in self._named_optimizers:
+            return
+        optimizer = self._named_optimizers.pop(name)
+        self._module_optimizers[AUXILIARY_HEADS].remove(name)
+        for ref in self._optimizer_parameters.pop(optimizer):
+            del self._params[ref]
+        self._optimizer_lr_schedules.pop(optimizer)
+        self.module[AUXILIARY_HEADS].unwrapped().remove_policy(module_id)
+        self.metrics.delete(AUXILIARY_HEADS, f"{module_id}_{LR_KEY}", key_error=False)
+        self._tell_of_heads()
+
+    def _tell_of_heads(self) -> None:
+        """RLlib's copies of the heads' spec, which know the policies of before."""
+        self.module.add_module(AUXILIARY_HEADS, self.module[AUXILIARY_HEADS], override=True)
+        self.config.rl_module(rl_module_spec=MultiRLModuleSpec.from_module(self.module))
+        self._module_spec = self.config.rl_module_spec
 
     @override(TorchLearner)
     def remove_module(self, module_id: ModuleID, **kwargs: Any) -> MultiRLModuleSpec:
         """Removes a module with everything that the learner keeps for it, as RLlib does."""
+        self._remove_head(module_id)
         spec = super().remove_module(module_id, **kwargs)
         for modules in self._coupling_gradients.values():
             modules.pop(module_id, None)
@@ -218,6 +255,9 @@ class TeamLearner(TorchLearner):
 
     def set_agent_to_module(self, mapping: AgentToModule) -> None:
         """Takes over who plays whom: the next rollouts have these agents and modules."""
+        if mapping.table != self.config.policy_mapping_fn.table:  # then groups of alike policies are others
+            self._diversity = {}
+            self.metrics.delete(ALL_MODULES, DIVERSITY, key_error=False)
         self.config.policy_mapping_fn = mapping
         pieces = self._learner_connector
         self._learner_connector = self.config.build_learner_connector(None, None, self._device)
@@ -244,10 +284,24 @@ class TeamLearner(TorchLearner):
             self._value_normalizers[target].set_state(self._value_normalizers[source].get_state())
         self._entropy_guard.low_updates[target] = self._entropy_guard.low_updates[source]
 
-    def take_value_moments(self, module_id: ModuleID, state: StateDict | None) -> None:
-        """Gives a module the moments of value targets of another one; None where that has none."""
-        if state is not None and module_id in self._value_normalizers:
-            self._value_normalizers[module_id].set_state(state)
+    def take_value_moments(self, module_id: ModuleID, moments: Mapping[ModuleID, StateDict], source: ModuleID) -> None:
+        """Gives a module the moments of value targets that another one, or its team, had in another run."""
+        owner = TEAM_CRITIC if self._plan.critic == "mean" else module_id
+        of_team = moments.get(TEAM_CRITIC)
+        state = of_team if owner == TEAM_CRITIC else moments.get(source, of_team)
+        if state is not None and owner in self._value_normalizers:
+            self._value_normalizers[owner].set_state(state)
+
+    def tell_other_scale(self, moments: Mapping[ModuleID, StateDict], taken: Mapping[ModuleID, ModuleID]) -> None:
+        """Warns where values that come from another run are on another scale.
+
+        Args:
+            moments: of value targets there.
+            taken: {module: what it was called there}.
+        """
+        asked = [TEAM_CRITIC] if self._plan.has_network else self._module_ids()
+        here = self._value_normalizers
+        self._notices.other_scale([m for m in asked if m in taken and on_another_scale(here, moments, m, taken[m])])
 
     # --- state ----------------------------------------------------------------------------------------------------
 
@@ -298,6 +352,9 @@ class TeamLearner(TorchLearner):
             self._learner_connector.set_state(copy.deepcopy(joint.get("learner_connector", {})))
             self._multipliers.set_state(joint.get("multipliers", {}))
             self._diversity = joint.get("diversity", {})
-            for module_id, moments in joint["value_normalizers"].items():
-                if module_id in self._value_normalizers:
-                    self._value_normalizers[module_id].set_state(moments)
+            moments = joint["value_normalizers"]
+            for module_id, own in self._value_normalizers.items():
+                if (given := moments.get(module_id, moments.get(TEAM_CRITIC))) is not None:
+                    own.set_state(given)
+            saved = state.get(COMPONENT_OPTIMIZER, {})
+            self.tell_other_scale(moments, {m: m for m in self._all_modules() if f"{m}_{ACTOR_OPTIMIZER}" in saved})

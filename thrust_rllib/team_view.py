@@ -13,6 +13,7 @@ import numpy as np
 
 from thrust_rllib.joint_batch import AgentID, JointBatch, ModuleStreams
 from thrust_rllib.rl_modules.learner_modules import TEAM_CRITIC
+from thrust_rllib.team_lives import TeamEnds, all_agents, who_follows
 
 TEAM: AgentID = "team"
 
@@ -45,9 +46,8 @@ class TeamView:
 
     def of_rows(self, batch: JointBatch) -> np.ndarray:
         """The views of a batch's rows, float32 [T, E, O]."""
-        state = None if batch.global_state is None else batch.global_state[..., list(self.state)]
+        state = self._columns(batch.global_state)
         if not self.widths:
-            assert state is not None
             return state
         found = np.zeros((*batch.valid.shape, self.width), np.float32)
         at = self._places(batch)
@@ -58,30 +58,38 @@ class TeamView:
                 obs = streams.obs[:, j].reshape(*present.shape, columns.stop - columns.start)
                 np.copyto(found[..., columns], obs, where=present[..., None])
                 found[..., flag] = present
-        if state is not None:
-            found[..., self.width - len(self.state) :] = state
+        found[..., self.width - len(self.state) :] = state
         return found
 
     def of_following(self, batch: JointBatch) -> np.ndarray:
-        """The views of what follows the bootstrap rows, float32 [K, O]; the agents that go on are present there."""
-        state = None if batch.bootstrap_state is None else batch.bootstrap_state[..., list(self.state)]
+        """The views of what follows the bootstrap rows, float32 [K, O]; who is there: see `who_follows`."""
+        state = self._columns(batch.bootstrap_state)
         if not self.widths:
-            assert state is not None
             return state
         rows = batch.bootstrap_rows
         found = np.zeros((len(rows), self.width), np.float32)
+        seen_behind = dict(zip(batch.agents, who_follows(batch), strict=True))
         at = self._places(batch)
         for streams in batch.modules.values():
-            steps, n, envs = streams.present.shape
-            goes_on = (streams.present & ~streams.terminated).swapaxes(0, 1).reshape(n, steps * envs)[:, rows]
             for j, agent in enumerate(streams.agents):
                 columns, flag = at[agent]
-                obs = streams.bootstrap_obs[j].reshape(len(rows), columns.stop - columns.start)
-                np.copyto(found[:, columns], obs, where=goes_on[j][:, None])
-                found[:, flag] = goes_on[j]
-        if state is not None:
-            found[:, self.width - len(self.state) :] = state
+                there = seen_behind[agent] >= 0
+                obs = streams.bootstrap_obs[j, np.searchsorted(rows, seen_behind[agent][there])]
+                found[there, columns] = obs.reshape(len(obs), columns.stop - columns.start)
+                found[:, flag] = there
+        found[:, self.width - len(self.state) :] = state
         return found
+
+    def _columns(self, state: np.ndarray | None) -> np.ndarray:
+        """The columns of a state [..., S] that are part of the view."""
+        if not self.state:
+            return np.zeros((0,), np.float32)
+        if state is None:
+            raise ValueError(
+                "the team's critic reads the environment's state, and the rollout has none (JointBatch.global_state "
+                "and bootstrap_state); sample it with the same critic and critic_config, for which runners record it"
+            )
+        return state[..., list(self.state)]
 
     def _places(self, batch: JointBatch) -> dict[AgentID, tuple[slice, int]]:
         """{agent: (columns of its observation, column of its flag)}."""
@@ -92,41 +100,6 @@ class TeamView:
             agent: (slice(int(start), int(start) + width), int(starts[-1]) + i)
             for i, (agent, start, width) in enumerate(zip(self.agents, starts, self.widths, strict=False))
         }
-
-
-@dataclass(frozen=True)
-class TeamEnds:
-    """Where the team acts, and where its stream ends, bool [T, E] each: for good, or only in this batch."""
-
-    present: np.ndarray
-    terminated: np.ndarray
-    truncated: np.ndarray
-
-    @classmethod
-    def of(cls, batch: JointBatch) -> TeamEnds:
-        """The team acts where anybody does, and ends with an episode, a column, or a fragment of an episode.
-
-        Such an end is truncated where it is bootstrapped from. A fragment ends where nobody's stream goes on.
-        """
-        steps, envs = batch.valid.shape
-        time = np.arange(steps)[:, None]
-        episode = batch.episode_start.cumsum(0)
-        acts, is_open, goes_on = np.zeros((3, steps, envs), bool)
-        goes_on.reshape(-1)[batch.bootstrap_rows] = True
-        for streams in batch.modules.values():
-            present = streams.present & batch.valid[:, None]
-            acts |= present.any(1)
-            # [T, n, E] when each agent acted last, and whether its stream did not end there.
-            latest = np.maximum.accumulate(np.where(present, time[:, None], -1))
-            ended = np.take_along_axis(streams.terminated | streams.truncated, latest.clip(0), 0)
-            in_episode = (latest >= 0) & (episode[latest, np.arange(envs)] == episode[:, None])
-            is_open |= (in_episode & ~ended).any(1)
-        # [T + 1, E] the next row in which the team acts, from each row on; T where there is none.
-        following = np.minimum.accumulate(np.vstack([np.where(acts, time, steps), np.full(envs, steps)])[::-1])[::-1]
-        episode = np.vstack([episode, np.full(envs, -1)])
-        last = np.take_along_axis(episode, following[1:], 0) != episode[:-1]
-        last = acts & (last | (goes_on & ~is_open))
-        return cls(acts, last & ~goes_on, last & goes_on)
 
 
 def team_batch(batch: JointBatch, view: TeamView | None, rewards: np.ndarray, max_seq_len: int | None) -> JointBatch:
@@ -191,10 +164,7 @@ def for_each_agent(team: JointBatch, batch: JointBatch) -> JointBatch:
         team: of `with_memory`.
         batch: of the agents.
     """
-    acted, terminated, truncated = (
-        np.concatenate([getattr(streams, name) for streams in batch.modules.values()], axis=1)
-        for name in ("present", "terminated", "truncated")
-    )
+    acted, terminated, truncated = (all_agents(batch, name) for name in ("present", "terminated", "truncated"))
     later = np.zeros_like(acted)
     later[:-1] = np.maximum.accumulate(acted[:0:-1])[::-1]
     streams, (_, n, _) = team.modules[TEAM_CRITIC], acted.shape

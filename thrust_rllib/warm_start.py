@@ -41,13 +41,13 @@ class ModuleParts:
     Args:
         source: the module's name there.
         parameters: {name: array}, buffers included.
-        value_moments: state of `RunningMoments`, or None.
+        value_moments: {module there, or its team's critic: state of `RunningMoments`}.
         observation_moments: as `ObservationNormalizer` keeps them, or None.
     """
 
     source: ModuleID
     parameters: Arrays
-    value_moments: Arrays | None
+    value_moments: Mapping[ModuleID, Arrays]
     observation_moments: Arrays | None
 
 
@@ -100,7 +100,7 @@ def read_parts(
     observations = _observation_moments_in(path)
     parameters = {source: _state(folder / source, RLModule.STATE_FILE_NAME) for source in set(modules.values())}
     return {
-        m: ModuleParts(source, parameters[source], values.get(source), observations.get(source))
+        m: ModuleParts(source, parameters[source], values, observations.get(source))
         for m, source in sorted(modules.items())
     }
 
@@ -125,18 +125,11 @@ def _observation_moments_in(path: Path) -> dict[ModuleID, Arrays]:
 
 
 def check_shapes(learner: TeamLearner, parts: Mapping[ModuleID, ModuleParts]) -> None:
-    """Runs in a learner; warns of critics whose values are on another scale.
+    """Runs in a learner.
 
     Raises:
         ValueError: a module has other parameters than what it would take.
     """
-    scaled = [m for m, part in parts.items() if part.value_moments is not None]
-    if other := [m for m in parts if learner.config.get_config_for_module(m).value_normalization != (m in scaled)]:
-        logger.warning(
-            "the critics of modules %s come from a run with another value_normalization: their values are on another "
-            "scale, until they have been trained",
-            other,
-        )
     for module_id, part in parts.items():
         needed = _shapes(learner.module[module_id].unwrapped().get_state())
         given = _shapes(part.parameters)
@@ -150,6 +143,8 @@ def check_shapes(learner: TeamLearner, parts: Mapping[ModuleID, ModuleParts]) ->
             f"{needed.get(first, 'of nothing: it is not there')} here ({len(names)} of {len({*given, *needed})} "
             "parameters differ). Needed: the same observation and action spaces and the same model_config."
         )
+    moments = next((part.value_moments for part in parts.values()), {})
+    learner.tell_other_scale(moments, {m: part.source for m, part in parts.items()})
 
 
 def _shapes(state: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -176,7 +171,7 @@ def take_parts(learner: TeamLearner, parts: Mapping[ModuleID, ModuleParts], nois
                 for p in module.parameters():
                     drawn = torch.randn(p.shape, generator=generator).to(p)
                     p.add_(drawn, alpha=float(noise * p.std(correction=0)))
-        learner.take_value_moments(module_id, part.value_moments)
+        learner.take_value_moments(module_id, part.value_moments, part.source)
 
 
 def observation_moments(parts: Mapping[ModuleID, ModuleParts], connectors: Mapping[str, Any]) -> dict[str, Any] | None:

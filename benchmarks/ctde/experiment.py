@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from common.results import RESULTS, Row, command, read
-from common.rounds import start_quietly
+from common.rounds import console, start_quietly
 from common.runs import add_rows, as_text, run_each, versions
 from matplotlib.figure import Figure
 from ray.rllib.algorithms.algorithm import Algorithm
+from rich.progress import track
 
 from thrust_rllib import JointPPOConfig
 
@@ -92,7 +93,8 @@ def train_through(algo: Algorithm, steps: int, metrics: Mapping[str, str]) -> Pr
         metrics: {name: path in the result, parts separated by "/"}; where there is none the point is left out.
     """
     progress = Progress()
-    while progress.env_steps + algo.config.total_train_batch_size <= steps:
+    batches = range(steps // algo.config.total_train_batch_size)
+    for _ in track(batches, "training", console=console, transient=True):
         before = time.perf_counter()
         result = algo.train()
         progress.seconds += time.perf_counter() - before

@@ -136,14 +136,17 @@ def gradients(ranks=ALONE, sizes=(B,), live_gather=False):
 def expected_gradients():
     heads, (encoders, obs, targets, present) = make_heads(), data()
     features = [x.detach().numpy() for x in features_of(encoders, obs, slice(None)).values()]
-    layers = [heads.heads[f"of_{m}"] for m in AGENTS]
+    layers = [[heads.heads[f"of_{m}"][f"of_{name}"] for name in "ab"] for m in AGENTS]
+    parts = ("weight", "bias")
+    stacked = [[torch.cat([getattr(x, part) for x in own]).detach().numpy() for part in parts] for own in layers]
     of_heads, of_features = reference.gradients(
-        [(layer.weight.detach().numpy(), layer.bias.detach().numpy()) for layer in layers],
+        stacked,
         features, targets.numpy(), present.numpy(), KINDS, WEIGHTS.tolist(), SIZES,
     )  # fmt: skip
     p, q = of_features[0], of_features[1:]
     of_encoders = [obs["p0"].numpy().T @ p, obs["q0"].numpy().T @ q[0] + obs["q1"].numpy().T @ q[1]]
-    parts = [*(part for pair in of_heads for part in pair), *of_encoders]
+    parts = [*(part for weights, biases in of_heads for pair in zip(weights, biases, strict=True) for part in pair)]
+    parts += of_encoders
     return np.concatenate([part.ravel() for part in parts])
 
 

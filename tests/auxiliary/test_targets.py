@@ -1,7 +1,9 @@
 """The option, the targets out of a batch's extras, and the losses of a minibatch."""
 
 import copy
+import dataclasses
 import pickle
+import re
 
 import numpy as np
 import pytest
@@ -14,9 +16,9 @@ from tests.functional.helpers import assert_matches, dtypes, examples, random_ar
 from tests.support import hand_batch, hand_streams
 from thrust_rllib.auxiliary import (
     AuxiliaryTarget,
+    as_auxiliary_targets,
     auxiliary_losses,
     auxiliary_rows,
-    check_auxiliary_targets,
 )
 from thrust_rllib.module_axis import ModuleAxis
 from thrust_rllib.valid_rows import ValidRows
@@ -31,8 +33,11 @@ def test_a_target_is_plain_data(weight):
     target = AuxiliaryTarget("lambda2", "huber", weight)
     assert copy.deepcopy(target) == pickle.loads(pickle.dumps(target)) == target
     assert target != AuxiliaryTarget("lambda2", "mse", weight)
-    check_auxiliary_targets((target, AuxiliaryTarget("other")))
-    check_auxiliary_targets(())
+    assert as_auxiliary_targets([dataclasses.asdict(target), AuxiliaryTarget("other")]) == (
+        target,
+        AuxiliaryTarget("other"),
+    )
+    assert as_auxiliary_targets(()) == ()
 
 
 @pytest.mark.parametrize(
@@ -57,11 +62,18 @@ def test_a_wrong_target_is_an_early_error(arguments, message):
 
 
 def test_a_wrong_option_is_an_early_error():
-    for wrong in ("lambda2", AuxiliaryTarget("a"), ["lambda2"], None):
-        with pytest.raises(ValueError, match=r"needed: a tuple such as \(AuxiliaryTarget\('distance'\),\)"):
-            check_auxiliary_targets(wrong)
+    for wrong in ("lambda2", AuxiliaryTarget("a"), {"name": "a"}, None):
+        with pytest.raises(ValueError, match=r"needed: a tuple of AuxiliaryTarget objects, \(AuxiliaryTarget\('dist"):
+            as_auxiliary_targets(wrong)
+    for wrong, message in (
+        ("lambda2", "auxiliary_targets has 'lambda2'; needed: AuxiliaryTarget"),
+        ({"name": "a", "wieght": 1.0}, "has no 'wieght'.*did you mean 'weight'"),
+        ({"weight": 1.0}, "lacks 'name'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            as_auxiliary_targets([wrong])
     with pytest.raises(ValueError, match=r"\['a'\] more than once"):
-        check_auxiliary_targets((AuxiliaryTarget("a"), AuxiliaryTarget("a", "huber")))
+        as_auxiliary_targets((AuxiliaryTarget("a"), AuxiliaryTarget("a", "huber")))
 
 
 # --- targets of a batch -------------------------------------------------------------------------------------------
@@ -132,6 +144,28 @@ def test_a_missing_or_misshapen_extra_is_told():
     for name, shape in (("pair", r"\(3, 3, 3, 2\)"), ("turned", r"\(3, 2, 3\)")):
         with pytest.raises(ValueError, match=rf"{name}' has shape {shape}; .*\[T, E\] = \(3, 2\).*= \(3, 3, 2\)"):
             rows(name)
+
+
+@pytest.mark.parametrize("own", ["0.5", None, 1j, np.datetime64("2020-01-01")])
+def test_what_is_no_real_number_is_told(own):
+    for values in (np.full((3, 2), own), np.full((3, 3, 2), own)):
+        batch, _ = batch_of(3, 2, own=values)
+        with pytest.raises(ValueError, match=rf"auxiliary target 'own' has dtype {re.escape(str(values.dtype))}; need"):
+            auxiliary_rows([batch], ValidRows.of([batch]), ["own"], present_rows([batch]))
+
+
+@pytest.mark.parametrize("dtype", [bool, np.int8, np.uint64, np.float16, np.float64])
+def test_any_real_number_will_do(dtype):
+    own = (np.arange(18).reshape(3, 3, 2) % 3).astype(dtype)
+    batch, acted = batch_of(3, 2, own=own)
+    rows = auxiliary_rows([batch], ValidRows.of([batch]), ["own"], present_rows([batch]))
+    assert rows.dtype == torch.float32 and rows.max() == own.max() and acted.any()
+
+
+def test_what_is_too_large_for_float32_is_told():
+    batch, _ = batch_of(3, 2, own=np.full((3, 2), 1e300))
+    with pytest.raises(ValueError, match=r"'own' is not finite .* finite number \(of float32\)"):
+        auxiliary_rows([batch], ValidRows.of([batch]), ["own"], present_rows([batch]))
 
 
 # --- losses -------------------------------------------------------------------------------------------------------

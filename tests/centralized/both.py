@@ -137,8 +137,10 @@ class Both:
         for agent, m in self.agents.items():
             named = {reference_name(name): p.astype(np.float64) for name, p in self.first[m].items()}
             if HEADS in self.first:
+                own = [f"heads.of_{m}.of_{target.name}" for target in case.targets]
                 named |= {
-                    f"aux.{x}": self.first[HEADS][f"heads.of_{m}.{x}"].astype(np.float64) for x in ("weight", "bias")
+                    f"aux.{x}": np.concatenate([self.first[HEADS][f"{head}.{x}"] for head in own], dtype=np.float64)
+                    for x in ("weight", "bias")
                 }
             kind = case.kinds[agent]
             modules[m] = ReferenceModule(named, kind.action, kind.sizes if kind.action == "multi_discrete" else ())
@@ -195,8 +197,9 @@ class Both:
         for m, named in mine.items():
             for name, p in named.items():
                 if m == HEADS:
-                    _, owner, part = name.split(".")
-                    yield m, name, p, theirs[owner.removeprefix("of_")][f"aux.{part}"]
+                    _, owner, target, part = name.split(".")
+                    k = [f"of_{each.name}" for each in self.case.targets].index(target)
+                    yield m, name, p, theirs[owner.removeprefix("of_")][f"aux.{part}"][k : k + 1]
                 else:
                     yield m, name, p, theirs[m][critic_name(name)]
 

@@ -240,11 +240,12 @@ class CentralLoop(TeamLoop):
         return result
 
     def cost(self, batches: Sequence[CentralRollout], name: str) -> float:
-        """The mean of a cost: of the team over all rows, of others over the steps in which an agent acted."""
+        """The mean of a cost: of the team over rows in which anybody acted, of others over the agents' steps."""
         found = []
         for batch in batches:
             if not isinstance(batch.extras[name], dict):
-                found += batch.extras[name][batch.valid].tolist()
+                acted = np.any([stream.present for stream in batch.streams.values()], axis=0)
+                found += batch.extras[name][acted & batch.valid].tolist()
                 continue
             for agent, stream in batch.streams.items():
                 found += batch.number(name, agent)[stream.present & batch.valid].tolist()

@@ -106,13 +106,14 @@ def test_a_heads_gradient_is_clipped_with_its_policys():
 
 
 def test_an_extra_that_no_environment_gives_is_an_error_with_the_names_that_there_are():
-    both = Both(case())
+    both = Both(case(config={"value_normalization": True}))
     fixed = both.data()
     fixed.extras.pop("own")
-    before = parameters(both.learner)
+    before, moments = parameters(both.learner), both.learner.get_state(components="joint")["joint"]["value_normalizers"]
     with pytest.raises(ValueError, match=r"auxiliary target 'own' is not among the rollout's extras \[.*'of_team'\]"):
         update(both.learner, batch_of(fixed, both.agents))
     assert largest_difference(before, parameters(both.learner)) == 0.0
+    assert both.learner.get_state(components="joint")["joint"]["value_normalizers"] == moments and len(moments) == 3
 
 
 def test_couplings_stand_beside_auxiliary_losses():

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
-from tests.centralized.algorithms import LIMIT, spread
+from tests.centralized.algorithms import GRU, LIMIT, spread
 from tests.checkpoints.continued import go_on
 from tests.checkpoints.outcomes import assert_alike, outcome, state_of
 from tests.cli.helpers import thrust_rllib
 from tests.support import largest_difference, parameters
-from thrust_rllib import Constraint, JointPPO
+from thrust_rllib import AuxiliaryTarget, Constraint, JointPPO
 from thrust_rllib.trained_team import load_team
 
 OWN = ["auxiliary_heads", "team_critic"]
@@ -90,6 +91,86 @@ def test_the_other_way_round_it_is_told_and_they_stay(build, tmp_path, caplog, w
     assert largest_difference({m: now[m] for m in AGENTS}, given) == 0.0
     assert multipliers(algo) == held
     assert algo.train()["learners"]["team_critic"]["vf_loss"] > 0
+
+
+@pytest.mark.parametrize("way", ["folder", "state"])
+def test_a_critic_of_other_parts_is_an_error_that_changes_nothing(build, tmp_path, way):
+    """The cell is as wide as the layer in front of it: all parameters that both have are of one shape."""
+    network = {"fcnet_hiddens": [5]}
+    algo = build(spread(cell=True, critic_config={**GRU, **network}))
+    donor = build(spread(critic_config=network))
+    for one, other, message in (
+        (algo, donor, r"cell.weight_ih_l0 is not there, needed \[15, 5\]"),
+        (donor, algo, r"cell.weight_ih_l0 is \[15, 5\], needed no such parameter"),
+    ):
+        before = state_of(one)
+        with pytest.raises(ValueError, match=f"module 'team_critic' of the checkpoint has another network.*{message}"):
+            if way == "folder":
+                one.restore_from_path(other.save_to_path(tmp_path / message[:5]))
+            else:
+                one.set_state(other.get_state())
+        assert_alike(state_of(one), before)
+
+
+def test_a_checkpoint_knows_its_auxiliary_targets_by_name(build, tmp_path):
+    listed = [AuxiliaryTarget(name, weight=0.5) for name in ("covered", "collisions")]
+    donor, algo, other = (
+        build(spread(auxiliary_targets=tuple(targets)))
+        for targets in (listed, listed[::-1], [listed[0], AuxiliaryTarget("touching_agents")])
+    )
+    donor.train()
+    path = donor.save_to_path(tmp_path / "saved")
+    algo.restore_from_path(path)
+    given, taken = (own.learner_group._learner.module["auxiliary_heads"].unwrapped() for own in (donor, algo))
+    features = torch.randn(3, given.widths["agent_0"])
+    assert torch.equal(given.predict("agent_0", features), taken.predict("agent_0", features).flip(-1))
+    assert given.predict("agent_0", features).std() > 0
+    with pytest.raises(ValueError, match="'auxiliary_heads' of the checkpoint has another network"):
+        other.restore_from_path(path)
+
+
+SCALE = "come from a run with another value_normalization or critic: they are on another scale"
+
+
+def moments_of(algo):
+    return {m: own.get_state() for m, own in algo.learner_group._learner._value_normalizers.items()}
+
+
+@pytest.mark.parametrize("way", ["restore", "warm start"])
+@pytest.mark.parametrize(
+    "there, here, told",
+    [
+        ({}, {"critic": "mean", "credit": "shared"}, AGENTS),
+        ({"critic": "mean", "credit": "shared"}, {}, []),
+        ({"critic": "mean", "credit": "shared"}, {"critic": "mean", "credit": "agent"}, []),
+        ({"critic": "mean", "credit": "shared"}, {"value_normalization": False}, AGENTS),
+        (
+            {"critic": "central"},
+            {"critic": "central", "credit": "agent", "value_normalization": False},
+            ["team_critic"],
+        ),
+        ({"critic": "central", "credit": "shared"}, {"critic": "central", "credit": "agent"}, []),
+    ],
+    ids=str,
+)
+def test_values_on_another_scale_are_told(build, tmp_path, caplog, there, here, told, way):
+    if here.get("critic") == "central":
+        there = {"credit": "shared", **there}
+    donor, algo = build(spread(plain=True, **there)), build(spread(plain=True, **here))
+    donor.train()
+    path, given, before = donor.save_to_path(tmp_path / "saved"), moments_of(donor), moments_of(algo)
+    with caplog.at_level("WARNING", logger="thrust_rllib"):
+        if way == "restore":
+            algo.restore_from_path(path)
+        else:
+            algo.warm_start(path)
+            if "team_critic" in algo.config.learner_modules:
+                assert SCALE not in caplog.text  # the policies' values are not used
+                algo.warm_start(path, {"team_critic": "team_critic"})
+    assert (f"the values of modules {told} {SCALE}" in caplog.text) == bool(told) == (SCALE in caplog.text)
+    for m, own in moments_of(algo).items():  # the team's where a module has none of its own
+        needed = before[m] if told else given.get(m, given.get("team_critic"))
+        assert own == needed
 
 
 def test_what_plays_needs_no_critic(build, tmp_path):

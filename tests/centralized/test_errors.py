@@ -7,9 +7,10 @@ import dataclasses
 import pytest
 
 from tests.centralized.algorithms import LIMIT, spread
-from tests.heads.worlds import SKILLS
+from tests.heads.worlds import CONDITIONAL, SKILLS
 from tests.support import box, declared_config, discrete, make_learner, make_runner, update
-from thrust_rllib import AuxiliaryTarget, Constraint, RedundancyPenalty
+from thrust_rllib import AuxiliaryTarget, Constraint, JensenShannon, RedundancyPenalty
+from thrust_rllib.action_spread import ActionSpread
 
 COUPLED = {"cross_agent_losses": {"redundancy": RedundancyPenalty()}}
 DRIVEN = Constraint("redundancy", 0.1, "lagrangian", rate=1.0, of="coupling")
@@ -49,8 +50,11 @@ ERRORS = {
         ["ratio='per_head' would change nothing", "Box(-10.0, 10.0, (2,), float32)", "Set ratio='joint'"],
     ),
     "ratios of one head": (team(discrete(2), discrete(3), ratio="per_head"), ["ratio='per_head' would change nothing"]),
-    "targets by name": (spread(auxiliary_targets=("covered",)), ["auxiliary_targets has 'covered'", "needed: a tuple"]),
-    "one target": (spread(auxiliary_targets=AuxiliaryTarget("covered")), ["auxiliary_targets is AuxiliaryTarget("]),
+    "targets by name": (
+        spread(auxiliary_targets=("covered",)),
+        ["auxiliary_targets has 'covered'", "needed: AuxiliaryTarget(name"],
+    ),
+    "one target": (spread(auxiliary_targets=AuxiliaryTarget("covered")), ["auxiliary_targets=AuxiliaryTarget("]),
     "a weight that is given twice": (
         spread(plain=True, **COUPLED, constraints=(DRIVEN,), cross_agent_coeffs={"redundancy": 0.1}),
         ["cross_agent_coeffs gives 'redundancy' a weight, which a constraint drives as well"],
@@ -62,6 +66,18 @@ ERRORS = {
     "a compiled weight": (
         spread(plain=True, **COUPLED, constraints=(DRIVEN,)).framework(torch_compile_learner=True),
         ["torch_compile_learner=True with constraints that drive the weights of the couplings ['redundancy']"],
+    ),
+    "an activation": (
+        spread(critic_config={"fcnet_activation": ["tanh"]}),
+        ["critic_config fcnet_activation=['tanh']; needed: one of tanh"],
+    ),
+    "a number of scalars": (
+        spread(critic="set", critic_config={"scalars": 3}),
+        ["critic_config scalars=3; needed: 'state' for all of it, or a tuple of names"],
+    ),
+    "a joint clip of nothing": (
+        spread(plain=True, clip_jointly=True, grad_clip=None),
+        ["clip_jointly=True with grad_clip=None would clip nothing"],
     ),
     "an interval": (spread(diversity_interval=-1), ["diversity_interval=-1", "0 for no such metrics"]),
 }
@@ -95,6 +111,15 @@ def test_a_target_that_no_environment_gives_is_an_error_at_the_first_update():
     batches = make_runner(config).sample(num_timesteps=64)
     with pytest.raises(ValueError, match=r"'coverd' is not among the rollout's extras \['collisions', 'covered', 'tou"):
         update(learner, batches)
+
+
+@pytest.mark.parametrize("loss", [JensenShannon("raise"), ActionSpread("lower")], ids=repr)
+def test_distances_of_actions_know_no_conditional_heads(loss):
+    config = team(SKILLS, SKILLS, model={"fcnet_hiddens": [8], **CONDITIONAL}, cross_agent_losses={"apart": loss})
+    with pytest.raises(ValueError, match=r"cross-agent loss 'apart' \(\w+\) compares .* module 'a0' has conditional h"):
+        make_learner(config)
+    make_learner(team(SKILLS, SKILLS, cross_agent_losses={"apart": loss}))
+    make_learner(team(SKILLS, SKILLS, model={"fcnet_hiddens": [8], **CONDITIONAL}, **COUPLED))
 
 
 def test_constraints_may_be_dicts_as_tune_gives_them():

@@ -128,9 +128,9 @@ def test_the_new_settings_count_from_the_first_minibatch(build, tmp_path, monkey
     assert largest_difference(parameters(learner), weights) == 0.0 and algo.iteration == 2
     losses, seen_losses = learner._losses, []
 
-    def look(*args, **kwargs):
-        seen_losses.append((kwargs["cross_agent_coeffs"]["redundancy"], kwargs["coefficients"]))
-        return losses(*args, **kwargs)
+    def look(module, minibatch, trained, ranks, settings):
+        seen_losses.append((settings.cross_agent_coeffs["redundancy"], settings.coefficients))
+        return losses(module, minibatch, trained, ranks, settings)
 
     monkeypatch.setattr(learner, "_losses", look)
     first_minibatch.clear()

@@ -21,12 +21,14 @@ def write_progress(
     scale=1.0,
     diversity=None,
     targets=(),
+    constraints=None,
 ):
     """A run's folder with progress.csv and config.json; agent k's return in iteration i is scale (10 k + i + offset).
 
     Gradients are measured in the iterations 1, 11, 21, …, with norm ratios .5, .6, .7, …
-    diversity: {group of modules: statistics}, measured as i / 100 in the iterations 1, 6, 11, …
+    diversity: {group of modules: statistics}, measured as i / 100 in the iterations 1, 6, 11, … and then repeated.
     targets: auxiliary ones, whose accuracy is 1 − 1/i.
+    constraints: {name: limit}, of costs 1 / i, which nobody measured in iteration 2, and multipliers i + offset.
     """
     names = [f"agent_{k}" for k in range(agents)] if isinstance(agents, int) else list(agents)
     table = []
@@ -52,7 +54,11 @@ def write_progress(
                 row[f"learners/{module}/auxiliary_loss/{name}"] = 7.0
         for kind, statistics in (diversity or {}).items():
             for statistic in statistics:
-                row[f"learners/__all_modules__/diversity/{kind}/{statistic}"] = (i + offset) / 100 if i % 5 == 1 else ""
+                row[f"learners/__all_modules__/diversity/{kind}/{statistic}"] = (i - (i - 1) % 5 + offset) / 100
+        for name, limit in (constraints or {}).items():
+            cost = "nan" if i == 2 else 1 / i
+            own = {"cost": cost, "limit": limit, "violation": 7.0, "multiplier": i + offset, "saturated": 0.0}
+            row |= {f"learners/__all_modules__/constraints/{name}/{key}": value for key, value in own.items()}
         for name in couplings:
             row[f"learners/__all_modules__/cross_agent_loss/{name}"] = 0.3 + offset
             row["learners/__all_modules__/cross_agent_loss/total"] = 0.03

@@ -3,7 +3,7 @@ import socket
 
 import pytest
 
-from thrust_rllib import GRUModule, JointPPOConfig, LSTMModule, MLPModule
+from thrust_rllib import AuxiliaryTarget, Constraint, GRUModule, JointPPOConfig, LSTMModule, MLPModule
 from thrust_rllib.command_line.options import TrainOptions, build_config, choose_limit, parse_pairs, parse_value
 from thrust_rllib.command_line.training_progress import Limit
 from thrust_rllib.command_line.training_run import start_ray
@@ -130,6 +130,21 @@ def modules_of(config):
     spaces = {module_id: (codec.encoder.encoded_space, codec.action_space) for module_id, codec in codecs.items()}
     specs = config.get_multi_rl_module_spec(spaces=spaces).rl_module_specs
     return {module_id: (spec.module_class, dict(spec.model_config)) for module_id, spec in specs.items()}
+
+
+def test_constraints_and_targets_are_given_as_json():
+    texts = [
+        "critic=central",
+        'critic_config={"fcnet_hiddens": [8]}',
+        'constraints=[{"name": "collisions", "limit": 0.1, "mechanism": "pid", "kp": 1}]',
+        'auxiliary_targets=[{"name": "covered", "weight": 0.5}]',
+    ]
+    config = build_config(TrainOptions("spread", seed=3, settings=texts))
+    assert config.critic_config == {"fcnet_hiddens": [8]}
+    assert config.constraints == (Constraint("collisions", 0.1, "pid", kp=1.0),)
+    assert config.auxiliary_targets == (AuxiliaryTarget("covered", weight=0.5),)
+    with pytest.raises(ValueError, match="has no 'limt'.*did you mean 'limit'"):
+        build_config(TrainOptions("spread", seed=3, settings=['constraints=[{"name": "collisions", "limt": 0.1}]']))
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 import pytest
 
 from tests.cli.run_folders import write_config, write_progress
+from thrust_rllib import AuxiliaryTarget, Constraint
+from thrust_rllib.command_line.run_record import jsonable
 from thrust_rllib.reporting.groups import by_environment, group_runs
 from thrust_rllib.reporting.labels import LABEL_WIDTH, short_labels
 from thrust_rllib.reporting.runs import read_run, read_runs
@@ -50,6 +52,15 @@ def test_labels_say_what_differs(tmp_path):
     assert labels_of(tmp_path / "c", {"lr": 1e-3}, {}) == ["lr=0.001", "lr=0.0003"]
     scenarios = [{"env_config": {"scenario": name}} for name in ("easy", "hard")]
     assert labels_of(tmp_path / "d", *scenarios) == ["scenario=easy", "scenario=hard"]
+
+
+def test_labels_of_constraints_targets_and_the_teams_critic(tmp_path):
+    limits = [{"constraints": jsonable((Constraint("collisions", x, "pid", kp=1.0, ki=x),))} for x in (0.1, 0.2)]
+    assert labels_of(tmp_path, *limits) == ["limit=0.1, ki=0.1", "limit=0.2, ki=0.2"]
+    weights = [{"auxiliary_targets": jsonable((AuxiliaryTarget("covered", weight=x),))} for x in (0.1, 0.2)]
+    assert labels_of(tmp_path / "b", *weights) == ["weight=0.1", "weight=0.2"]
+    cells = [{"critic": "central", "critic_config": {"cell": name}} for name in ("lstm", "gru")]
+    assert labels_of(tmp_path / "c", *cells) == ["critic_config.cell=lstm", "critic_config.cell=gru"]
 
 
 def test_another_loss_of_the_same_name_is_not_hidden(tmp_path):
@@ -127,6 +138,7 @@ def test_only_equal_labels_have_a_number():
         {"evaluation_duration": 20}, {"evaluation_config": {"explore": False}}, {"num_cpus_per_env_runner": 2},
         {"num_gpus_per_learner": 1}, {"log_level": "INFO"}, {"checkpoint_trainable_policies_only": True},
         {"metrics_num_episodes_for_smoothing": 10}, {"output": "/somewhere"}, {"coupling_gradient_interval": 1},
+        {"diversity_interval": 1},
         {"restart_failed_env_runners": False}, {"sample_timeout_s": 5}, {"callbacks_on_evaluate_end": "f"},
     ],
 )  # fmt: skip

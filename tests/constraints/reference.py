@@ -46,7 +46,7 @@ def cost_of(batch, name, t, i, e):
         return float(costs[t, e])
     if costs.ndim == 3:
         return float(costs[t, i, e])
-    return sum(float(costs[t, i, j, e]) for j in range(len(batch.agents)))
+    return sum(float(costs[t, i, j, e]) for j in range(len(batch.agents)) if j != i)
 
 
 def rows(batch):
@@ -61,7 +61,7 @@ def mean_cost(batches, name):
     costs = []
     for batch in batches:
         if batch.extras[name].ndim == 2:
-            costs += [cost_of(batch, name, t, 0, e) for t, e in np.ndindex(*batch.valid.shape) if batch.valid[t, e]]
+            costs += [cost_of(batch, name, t, 0, e) for t, e in sorted({(t, e) for t, _, e in rows(batch)})]
         else:
             costs += [cost_of(batch, name, *row) for row in rows(batch)]
     return sum(costs) / len(costs)

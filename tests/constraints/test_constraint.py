@@ -9,7 +9,10 @@ import pickle
 
 import numpy as np
 import pytest
+from ray import tune
+from ray.tune.search.variant_generator import generate_variants
 
+from thrust_rllib import JointPPOConfig
 from thrust_rllib.constraints import Constraint, as_constraints, check_couplings
 
 PID = {"mechanism": "pid", "kp": 1.0}
@@ -108,3 +111,26 @@ def test_couplings_that_are_driven():
         check_couplings(driven, ["spraed"], [])
     with pytest.raises(ValueError, match="cross_agent_coeffs gives 'spread' a weight"):
         check_couplings(driven, ["spread"], ["spread"])
+
+
+def resolved(constraints):
+    """What the trials of a search have."""
+    space = JointPPOConfig().environment("spread").training(constraints=constraints).to_dict()
+    configs = [JointPPOConfig().update_from_dict(trial) for _, trial in generate_variants(space)]
+    for config in configs:
+        config.validate()
+    return [config.constraints for config in configs]
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_tune_searches_in_limits(kind):
+    given = {"name": "collisions", "limit": tune.uniform(0.2, 0.3), "coefficient": 1.0}
+    ((found,),) = resolved(kind([given]))
+    assert isinstance(found, Constraint) and 0.2 < found.limit < 0.3
+    with pytest.raises(ValueError, match="constraint 'collisions': limit=.*; needed: a number"):
+        JointPPOConfig().environment("spread").training(constraints=kind([given])).validate()
+
+
+def test_tune_searches_in_whole_constraints():
+    constraint = Constraint("collisions", 0.5, **LAGRANGIAN)
+    assert resolved(tune.grid_search([(constraint,), ()])) == [(constraint,), ()]

@@ -50,6 +50,7 @@ def test_by_hand():
     modules = {"m": hand_streams(["a", "b"], np.zeros((2, 2, 1, 1)), rewards=rewards, present=present)}
     pair = np.zeros((2, 2, 2, 1))
     pair[0, 0, 1, 0], pair[0, 1, 0, 0], pair[1, 1, 0, 0] = 4.0, 8.0, 100.0
+    pair[:, [0, 1], [0, 1]] = np.nan  # with oneself there is no pair
     extras = {"team": np.array([[1.0], [2.0]]), "agent": np.array([[[3.0], [5.0]], [[7.0], [100.0]]]), "pair": pair}
     batch = hand_batch(modules, extras=extras)
     assert [mean_cost([batch], name) for name in KINDS] == [1.5, 5.0, 4.0]
@@ -80,7 +81,7 @@ def test_a_signal_in_place_of_the_reward_is_paid_less_as_well():
     np.testing.assert_allclose(found, expected, atol=1e-6)
     assert found.dtype == np.float32 and (difference == 2.0).all() and "not there" not in after.extras
     batch.extras["difference_reward"] = frozen(np.zeros((4, 2), np.float32))
-    with pytest.raises(ValueError, match=r"rewards have shape \(4, 2\).*\(4, 3, 2\)"):
+    with pytest.raises(ValueError, match=r"'difference_reward' have shape \(4, 2\).*\(4, 3, 2\)"):
         penalised(batch, {"agent": 0.5}, signals=("difference_reward",))
 
 
@@ -99,6 +100,13 @@ def test_numbers_of_whoever_is_absent_reach_nobody():
     batch.extras["agent"] = poisoned
     with pytest.raises(ValueError, match="the cost 'agent' of a rollout adds up to nan; needed: finite numbers"):
         mean_cost([batch], "agent")
+
+
+def test_a_row_in_which_nobody_acts_is_not_one_of_the_team():
+    present = np.array([[[True], [False]], [[False], [False]], [[False], [True]]])
+    streams = hand_streams(["a", "b"], np.zeros((3, 2, 1, 1)), present=present)
+    batch = hand_batch({"m": streams}, extras={"team": np.array([[1.0], [np.nan], [4.0]])})
+    assert batch.valid.all() and mean_cost([batch], "team") == 2.5
 
 
 def test_no_row_counts():
@@ -123,9 +131,10 @@ def test_wrong_costs(use):
         batch.extras["wrong"] = np.zeros(shape)
         with pytest.raises(ValueError, match=r"the cost 'wrong' has shape .*needed: numbers \[T, E\]"):
             use(batch, "wrong")
-    batch.extras["wrong"] = np.full((steps, envs), None)
-    with pytest.raises(ValueError, match="dtype object"):
-        use(batch, "wrong")
+    for value, dtype in ((None, "object"), (1j, "complex128")):
+        batch.extras["wrong"] = np.full((steps, envs), value)
+        with pytest.raises(ValueError, match=f"dtype {dtype}"):
+            use(batch, "wrong")
     empty = hand_batch({"m": hand_streams(["a"], np.zeros((1, 1, 1, 1)))})
     with pytest.raises(ValueError, match=r"it returns none\. In every step return"):
         use(empty, "cost")

@@ -24,10 +24,15 @@ THREE = (
 
 def one_update(keeper, batches):
     """As the learner does it; the rewards that are trained on."""
-    measured = keeper.measure(batches)
+    costs = keeper.measure(batches)
     penalised = keeper.penalise(batches)
-    keeper.update(measured)
+    keeper.update(costs, {})
     return penalised
+
+
+def update_with(keeper, of, values):
+    """Values of extras or of couplings."""
+    keeper.update(*((values, {}) if of == "extra" else ({}, values)))
 
 
 def test_several_updates_are_the_reference():
@@ -57,7 +62,7 @@ def test_several_updates_are_the_reference():
 def test_without_constraints_nothing_happens():
     keeper, batches = Multipliers(()), [batch_with_costs(0)]
     assert keeper.penalise(batches)[0] is batches[0] and keeper.measure(batches) == {}
-    keeper.update({})
+    keeper.update({}, {})
     assert keeper.metrics() == {} == keeper.get_state() and keeper.coupling_coeffs({"x": 0.5}) == {"x": 0.5}
 
 
@@ -67,12 +72,24 @@ def test_a_missing_cost_is_an_error_while_the_multiplier_is_still_0():
         keeper.measure([batch_with_costs(0)])
 
 
-def test_what_was_not_measured_stays():
-    keeper = Multipliers([Constraint("c", 0.0, mechanism="lagrangian", rate=1.0)])
-    keeper.update({"c": 2.0})
+@pytest.mark.parametrize("of", ["extra", "coupling"])
+def test_what_was_not_measured_stays(of):
+    keeper = Multipliers([Constraint("c", 0.5, mechanism="lagrangian", rate=1.0, cap=2.0, of=of)])
+    update_with(keeper, of, {"c": 2.5})
+    known = {"limit": 0.5, "multiplier": 2.0, "saturated": 1.0}
     for nothing in ({}, {"c": math.nan}, {"c": math.inf}):
-        keeper.update(nothing)
-        assert keeper.coefficients() == {"c": 2.0} and keeper.metrics() == {}
+        update_with(keeper, of, nothing)
+        metrics = keeper.metrics()["constraints"]["c"]
+        assert keeper.coefficients() == {"c": 2.0} and known.items() <= metrics.items()
+        assert math.isnan(metrics["cost"]) and math.isnan(metrics["violation"])
+
+
+def test_a_coupling_that_is_called_like_an_extra_is_not_its_cost():
+    options = {"mechanism": "lagrangian", "rate": 1.0}
+    extra, coupling = (Multipliers([Constraint("c", 0.0, of=of, **options)]) for of in ("extra", "coupling"))
+    for keeper, expected in ((extra, 0.25), (coupling, 8.0)):
+        keeper.update({"c": 0.25}, {"c": 8.0})
+        assert keeper.coefficients() == {"c": expected}
 
 
 # --- checkpoints --------------------------------------------------------------------------------------------------
@@ -83,16 +100,16 @@ def test_goes_on_from_a_checkpoint_as_if_nothing_had_been(through):
     straight, resumed = Multipliers(THREE), Multipliers(THREE)
     costs = [{"team": 0.5, "agent": 0.3 * k, "pair": 0.1 * (-1) ** k} for k in range(6)]
     for cost in costs[:3]:
-        straight.update(cost)
+        straight.update(cost, {})
     resumed.set_state(through(straight.get_state()))
     assert resumed.coefficients() == straight.coefficients() != Multipliers(THREE).coefficients()
     for cost in costs[3:]:
-        straight.update(cost)
-        resumed.update(cost)
+        straight.update(cost, {})
+        resumed.update(cost, {})
     assert resumed.get_state() == straight.get_state() and resumed.metrics() == straight.metrics()
 
 
-def test_the_numbers_of_a_new_configuration_count():
+def test_the_numbers_of_a_new_configuration_count(caplog):
     old = Multipliers(
         [
             Constraint("fixed", 1.0, coefficient=0.5),
@@ -102,7 +119,7 @@ def test_the_numbers_of_a_new_configuration_count():
             Constraint("gone", 1.0, mechanism="lagrangian", rate=1.0),
         ]
     )
-    old.update(dict.fromkeys(["fixed", "kept", "turned", "changed", "gone"], 9.0))
+    old.update(dict.fromkeys(["fixed", "kept", "turned", "changed", "gone"], 9.0), {})
     new = Multipliers(
         [
             Constraint("fixed", 1.0, coefficient=0.75),
@@ -112,9 +129,14 @@ def test_the_numbers_of_a_new_configuration_count():
             Constraint("added", 1.0, mechanism="lagrangian", rate=1.0, initial=0.125),
         ]
     )
-    new.set_state(old.get_state())
+    with caplog.at_level(logging.WARNING, "thrust_rllib"):
+        new.set_state(old.get_state())
+        old.set_state(old.get_state())
+        Multipliers(THREE[1:], quiet=True).set_state({})
+    (record,) = caplog.records
+    assert "['turned', 'changed', 'added']" in record.getMessage() and "0.25, 0, 0.125" in record.getMessage()
     assert new.coefficients() == {"fixed": 0.75, "kept": 5.0, "turned": 0.25, "changed": 0.0, "added": 0.125}
-    new.update({"kept": 1.0})
+    new.update({"kept": 1.0}, {})
     assert new.coefficients()["kept"] == 4.5  # 5 + 0.5 · (1 − 2)
 
 
@@ -128,8 +150,8 @@ def test_a_limit_that_cannot_be_met_is_told_once(caplog, of):
     with caplog.at_level(logging.WARNING, "thrust_rllib"):
         for k in range(20):
             assert len(caplog.records) == (k > 1)  # λ = 1, then 2
-            keeper.update({"c": 1.5})
-            silent.update({"c": 1.5})
+            update_with(keeper, of, {"c": 1.5})
+            update_with(silent, of, {"c": 1.5})
     (record,) = caplog.records
     assert record.name.startswith("thrust_rllib.")
     for part in ("constraint 'c'", "cap (2)", "1.5 where it should be at most 0.5", "cap=", "limit=", "constraints/c"):
@@ -147,7 +169,7 @@ def test_nothing_is_told_of_what_is_kept(caplog):
     )
     with caplog.at_level(logging.WARNING, "thrust_rllib"):
         for _ in range(5):
-            keeper.update({"penalty": 9.0, "kept": 0.5, "free": 9.0})
+            keeper.update({"penalty": 9.0, "kept": 0.5, "free": 9.0}, {})
     assert not caplog.records and keeper.metrics()["constraints"]["kept"]["saturated"] == 1.0
 
 
@@ -155,7 +177,7 @@ def test_the_lower_bound_of_a_target_is_told_too(caplog):
     keeper = Multipliers([Constraint("c", 0.5, mechanism="pid", ki=1.0, cap=2.0, sense="equal")])
     with caplog.at_level(logging.WARNING, "thrust_rllib"):
         for _ in range(9):
-            keeper.update({"c": 0.0})
+            keeper.update({"c": 0.0}, {})
     assert keeper.coefficients() == {"c": -2.0} and "cap (-2), and its cost is 0 where it should be 0.5" in caplog.text
 
 
@@ -170,7 +192,7 @@ def trained_toy(keeper, pull, updates):
         assert weight["other"] == 0.25
         for _ in range(10):
             theta -= pull * (2 * (theta - 1) + 2 * weight["spread"] * theta)
-        keeper.update({"spread": theta**2, "other": 7.0})
+        keeper.update({}, {"spread": theta**2, "other": 7.0})
         values.append(theta**2)
     return values
 
@@ -204,5 +226,5 @@ def test_a_cost_comes_to_its_limit_or_stays_free(sense, limit, answer):
         weight = keeper.coefficients()["risk"] * (1 if sense == "at_most" else -1)
         for _ in range(5):
             p = min(max(p + 0.05 * (1.6 - 2 * p - weight), 0.0), 1.0)
-        keeper.update({"risk": p})
+        keeper.update({"risk": p}, {})
     assert p == pytest.approx(answer, rel=0.02)

@@ -41,7 +41,7 @@ def test_ten_violations_by_hand(options, violations, multipliers):
     held, found, seen = [], [], []
     for cost in COSTS:
         held.append(keeper.coefficients()["c"])
-        keeper.update({"c": cost})
+        keeper.update({"c": cost}, {})
         found.append(keeper.coefficients()["c"])
         seen.append(keeper.metrics()["constraints"]["c"])
     assert found == multipliers  # all are dyadic: exact
@@ -57,8 +57,8 @@ def test_a_cost_that_shall_be_large_is_the_mirror_image():
         lower = Multipliers([Constraint("c", 1 - LIMIT, sense="at_least", **options)])
         upper = Multipliers([Constraint("c", LIMIT, **options)])
         for cost in COSTS:
-            lower.update({"c": 1 - cost})
-            upper.update({"c": cost})
+            lower.update({"c": 1 - cost}, {})
+            upper.update({"c": cost}, {})
             assert lower.coefficients() == upper.coefficients()
 
 

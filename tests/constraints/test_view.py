@@ -12,22 +12,22 @@ from thrust_rllib.constraints import Constraint
 from thrust_rllib.multipliers import Multipliers
 
 
-def progress():
-    """Of a result whose learner has these constraints."""
+def progress(**costs):
+    """Of a result whose learner has these constraints and measured these costs."""
     keeper = Multipliers(
         [
             Constraint("risk_10", 0.1, mechanism="lagrangian", rate=1.0, initial=3.4),
             Constraint("risk_9", 0.25, mechanism="lagrangian", rate=1.0, initial=5.0, cap=5.0),
         ]
     )
-    keeper.update({"risk_10": 0.12, "risk_9": 0.2})
+    keeper.update(costs, {})
     return Progress.of(
         {"training_iteration": 1, "time_this_iter_s": 1.0, "learners": {"__all_modules__": keeper.metrics()}}, seconds=1
     )
 
 
 def test_progress_reads_the_learners_metrics():
-    constraints = progress().constraints
+    constraints = progress(risk_10=0.12, risk_9=0.2).constraints
     assert list(constraints) == ["risk_9", "risk_10"]
     assert constraints["risk_10"]["cost"] == 0.12 and constraints["risk_9"]["saturated"] == 1.0
     assert Progress.of({"training_iteration": 1, "time_this_iter_s": 1.0}, seconds=1).constraints == {}
@@ -35,12 +35,19 @@ def test_progress_reads_the_learners_metrics():
 
 def test_the_views_show_cost_limit_and_multiplier():
     console = Console(file=io.StringIO(), width=100, force_terminal=False)
-    PlainView(console, Limit("iterations", 2)).update(progress())
+    PlainView(console, Limit("iterations", 2)).update(progress(risk_10=0.12, risk_9=0.2))
     line = console.file.getvalue()
     assert "risk_9: cost 0.2 / 0.25, λ 5 (at its cap)  risk_10: cost 0.12 / 0.1, λ 3.4  left" in line
     live = LiveView(console, Limit("iterations", 2), "title", "folder")
-    live.update(progress())
+    live.update(progress(risk_10=0.12, risk_9=0.2))
     console.print(live)
     rows = [row.split() for row in console.file.getvalue().splitlines()]
     assert ["│", "risk_10", "0.12", "/", "0.1", "λ", "3.4", "│"] in rows
     assert ["│", "risk_9", "0.2", "/", "0.25", "λ", "5", "(at", "its", "cap)", "│"] in rows
+
+
+def test_a_cost_that_was_not_measured_is_a_dash():
+    console = Console(file=io.StringIO(), width=100, force_terminal=False)
+    PlainView(console, Limit("iterations", 2)).update(progress(risk_9=0.2))
+    line = console.file.getvalue()
+    assert "risk_9: cost 0.2 / 0.25, λ 5 (at its cap)  risk_10: cost – / 0.1, λ 3.4  left" in line

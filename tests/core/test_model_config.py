@@ -61,6 +61,12 @@ def test_a_dataclass_arrives_through_the_configuration():
     assert make_learner(config).module["agent_0"].trunk[0].out_features == 7
 
 
+@pytest.mark.parametrize("given", ["32", 32, [0], [-1], ["8"], [8.5]])
+def test_widths_are_whole_numbers_not_characters(given):
+    with pytest.raises(ValueError, match="fcnet_hiddens is .*; needed: layers of width 1 or more, a list"):
+        module_of({"fcnet_hiddens": given}, MLPModule)
+
+
 def test_a_derived_module_names_the_keys_that_it_reads():
     class Wide(MLPModule):
         model_config_keys = (*MLPModule.model_config_keys, "factor")

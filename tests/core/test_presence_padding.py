@@ -27,6 +27,7 @@ from tests.support import (
 from thrust_rllib import FeatureSimilarity, RedundancyPenalty
 from thrust_rllib.joint_losses import compute_joint_losses
 from thrust_rllib.joint_rows import CriticRows, JointRows, ModuleRows
+from thrust_rllib.loss_settings import LossSettings
 from thrust_rllib.module_axis import Coefficients, ModuleAxis
 from thrust_rllib.team_outputs import TeamOutputs
 
@@ -133,13 +134,15 @@ def test_the_gradient_of_an_absent_row_is_exactly_zero(garbage, limits, standard
         result = compute_joint_losses(
             TeamOutputs(*leaves[:2], leaves[2], {}, {}),
             JointRows({"m": own, "o": other}, columns[:2], present, CriticRows(columns[2:], present)),
-            axis=axis,
-            critic_axis=axis,
-            coefficients=Coefficients.of(axis, [numbers, numbers], [0.01, 0.02], axis, [numbers, numbers]),
-            standardize_advantages=standardize,
-            all_present=False,
-            cross_agent_losses={},
-            cross_agent_coeffs={},
+            LossSettings(
+                axis=axis,
+                critic_axis=axis,
+                coefficients=Coefficients.of(axis, [numbers, numbers], [0.01, 0.02], axis, [numbers, numbers]),
+                standardize_advantages=standardize,
+                all_present=False,
+                cross_agent_losses={},
+                cross_agent_coeffs={},
+            ),
         )
         (result.actor.sum() + result.critic.sum()).backward()
         return result, [leaf.grad for leaf in leaves]

@@ -82,6 +82,28 @@ def team_rewards(batch: TeamRollout) -> np.ndarray:
     return total / len(batch.streams)
 
 
+def shared_rewards(batch: TeamRollout, agent: str) -> np.ndarray:
+    """[T, E]: the team's reward in the agent's rows, with that of the rows in which it waits behind them."""
+    team, stream = team_rewards(batch), batch.streams[agent]
+    found = np.zeros_like(team)
+    steps, envs = team.shape
+    for e in range(envs):
+        last = None
+        for t in range(steps):
+            if batch.episode_start[t, e]:
+                last = None
+            if stream.present[t, e]:
+                last = t
+            elif last is None or not batch.valid[t, e]:
+                continue
+            elif stream.terminated[last, e] or stream.truncated[last, e]:
+                later = [u for u in range(t + 1, steps) if stream.present[u, e] or batch.episode_start[u, e]]
+                if not later or batch.episode_start[later[0], e]:
+                    continue  # it has ended, and not only a fragment
+            found[last, e] += team[t, e]
+    return found
+
+
 def along_team(batch: TeamRollout, rewards, values, after, gamma: float, lambda_: float):
     """Advantages and targets [T, E] along the rows in which anybody acts; `after` [T, E] is read at truncated ends."""
     advantages, targets = np.zeros(batch.valid.shape), np.zeros(batch.valid.shape)
@@ -129,7 +151,7 @@ class Credits:
     def rewards(self, batch: TeamRollout, agent: str) -> np.ndarray:
         """[T, E], 0 where it is absent."""
         if self.credit == "shared":
-            return team_rewards(batch)
+            return shared_rewards(batch, agent)
         given = batch.difference[agent] if self.credit == "difference" else batch.streams[agent].rewards
         return np.where(batch.streams[agent].present, given, 0.0).astype(np.float64)
 

@@ -260,6 +260,24 @@ def test_difference_rewards_of_the_team():
         Setting("central", "difference").rows(fixed, batches=[wrong])
 
 
+@pytest.mark.parametrize("critic", ["independent", "mean", "central", "set"])
+@pytest.mark.parametrize("number", [np.nan, 1e39])
+def test_difference_rewards_that_are_not_finite(critic, number):
+    """They would be in the moments of the values for good; 1e39 is too large for float32."""
+    fixed = [team_rollout(np.random.default_rng(0), KINDS, RAGGED)]
+    setting = Setting(critic, "difference", INTERLEAVED)
+    expected, normalizers = setting.rows(fixed), setting.normalizers()
+    acts = fixed[0].streams["a1"].present
+    given = fixed[0].difference["a1"] = fixed[0].difference["a1"].astype(np.float64)
+    given[~acts] = np.nan
+    assert torch.equal(setting.rows(fixed).advantages, expected.advantages)
+    given[tuple(np.argwhere(acts)[4])] = number
+    before = {m: moments.get_state() for m, moments in normalizers.items()}
+    with pytest.raises(ValueError, match=r"extra 'difference_reward' of agent 'a1', who acted, is not a finite number"):
+        setting.rows(fixed, normalizers=normalizers)
+    assert {m: moments.get_state() for m, moments in normalizers.items()} == before
+
+
 def test_difference_rewards_of_whole_numbers():
     fixed = [team_rollout(np.random.default_rng(0), KINDS, SIMPLE)]
     fixed[0].difference = {agent: np.round(10 * x).astype(np.int64) for agent, x in fixed[0].difference.items()}

@@ -8,7 +8,7 @@ import pytest
 from tests.general.doors import Doors
 from tests.support import largest_difference, make_learner, make_runner, parameters, tiny_config, update
 from thrust_rllib.envs.difference import WithDifferenceRewards
-from thrust_rllib.team_view import TeamEnds
+from thrust_rllib.team_lives import TeamEnds
 
 PAIRS = [("independent", "shared"), ("mean", "agent"), ("central", "shared"), ("central", "own"), ("set", "own")]
 MEMORY = {"cell": "gru", "cell_size": 5, "max_seq_len": 8}

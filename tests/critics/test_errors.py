@@ -48,6 +48,26 @@ ERRORS = {
     ),
     "a key of a set critic": (Case(net={"pooling": "max"}), {}, ["no key 'pooling' with critic='central'"]),
     "a key of a central critic": (Case("set", net={"input": "state"}), {}, ["no key 'input' with critic='set'"]),
+    "no dict": (Case(), {"critic_config": [1]}, ["critic_config", "dict"]),
+    **{
+        f"{key}={given!r}": (
+            Case("set", net={key: given}),
+            {},
+            [f"critic_config {key} is {given!r}", "needed: layers of width 1 or more, a list such as [64, 64]"],
+        )
+        for key in ("fcnet_hiddens", "encoder_hiddens")
+        for given in ("32", 32, [0], [-3], [1.5], ["4"])
+    },
+    **{
+        f"cell_size={given!r}": (Case(net={"cell": "gru", "cell_size": given}), {}, [f"cell_size={given!r}", "≥ 1"])
+        for given in (0, -1, 1.5, "4", True)
+    },
+    "a length of no memory": (
+        Case(net={"max_seq_len": 5}),
+        {},
+        ["max_seq_len=5 would be ignored", "no memory", "cell='lstm' or 'gru'"],
+    ),
+    "a size of no memory": (Case(net={"cell": None, "cell_size": 5}), {}, ["cell_size=5 would be ignored"]),
     "an activation": (
         Case(net={"fcnet_activation": "tanhh"}),
         {},

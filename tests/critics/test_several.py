@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -15,6 +17,7 @@ from tests.support import largest_difference, make_runner, parameters, scramble
 
 LIVES = Lives(steps=16, envs=3, gaps=0.2, deaths=0.15)
 WHOLE = Lives(steps=16, envs=3)
+TORN = Lives(steps=16, envs=3, gaps=0.3, deaths=0.15, empty=0.15, cuts=(5,), padding=True)
 MEMORY = {"model": {"cell": "gru", "cell_size": 6, "fcnet_hiddens": [7], "max_seq_len": 4}}
 
 CASES = {
@@ -25,6 +28,18 @@ CASES = {
     "central, policies with memory": Case(config=MEMORY, lives=(Lives(16, 3, gaps=0.2, deaths=0.15, max_seq_len=4),)),
     "set, shared": Case("set", lives=(LIVES,)),
     "set, own": Case("set", "own", lives=(LIVES,)),
+    "set, own, gru, ragged": Case(
+        "set", "own", INTERLEAVED, net={"cell": "gru", "cell_size": 6, "max_seq_len": 4}, lives=(TORN,)
+    ),
+    "set, agent, lstm, ragged": Case(
+        "set", "agent", net={"cell": "lstm", "cell_size": 6, "max_seq_len": 4, "pooling": "max"}, lives=(TORN,)
+    ),
+    "set, memory everywhere, ragged": Case(
+        "set",
+        net={"cell": "gru", "cell_size": 6, "max_seq_len": 4},
+        config=MEMORY,
+        lives=(dataclasses.replace(TORN, max_seq_len=4),),
+    ),
     "mean, shared": Case("mean", lives=(LIVES,)),
     "mean, agent, critic_lr": Case("mean", "agent", config={"critic_lr": 3e-3}, lives=(LIVES,)),
     "independent, shared": Case("independent", lives=(LIVES,)),

@@ -13,8 +13,9 @@ from tests.critics import reference
 from tests.critics.data import EVERYTHING, RAGGED, SIMPLE, Lives, team_rollout
 from tests.critics.support import INTERLEAVED, KINDS, TEAMS, VIEWS, package_batch
 from tests.support import hand_batch, hand_streams
-from thrust_rllib.team_credit import team_rewards
-from thrust_rllib.team_view import TEAM, TeamEnds, TeamView, team_batch
+from thrust_rllib.team_lives import TeamEnds, who_follows
+from thrust_rllib.team_rewards import team_rewards
+from thrust_rllib.team_view import TEAM, TeamView, team_batch
 
 LIVES = {"simple": SIMPLE, "ragged": RAGGED, "everything": EVERYTHING}
 
@@ -158,6 +159,37 @@ def test_ends_by_hand():
     assert one_column([[1, 0], [0, 1], [0, 0]], rows=[0, 1]) == ".c."  # nobody has acted to the end: a step is open
     assert one_column(BOTH * 4, [], [(1, 0), (1, 1)], rows=[1, 3]) == ".c.c"  # a fragment's end
     assert one_column([[1, 1], [0, 1], [1, 1]], [], [(0, 0), (1, 1)], rows=[0, 1, 2]) == ".cc"  # and in turns
+
+
+def test_one_that_is_cut_off_before_others_act_is_no_fragments_end():
+    ends = [[1, 0], [0, 1], [0, 1]]
+    assert one_column(ends, [(2, 1)], [(0, 0)], rows=[0]) == "..t"  # b comes later
+    assert one_column(ends, [], [(0, 0)], rows=[0, 2]) == "..c"
+    assert one_column([[1, 1], [0, 0], [1, 1]], [], [(0, 0), (0, 1)], rows=[0, 2]) == "c.c"  # but both act again
+
+
+def test_who_is_there_behind_a_row():
+    """a dies in the last row while b waits: what b saw last follows. Where a goes on, b is not seen."""
+    present = np.array([[1, 1], [1, 1], [1, 0]], bool)[:, :, None]
+    for dies in (True, False):
+        terminated = np.zeros((3, 2, 1), bool)
+        terminated[2, 0] = dies
+        obs = np.array([[[1], [2]], [[3], [4]]])  # [n, K, 1]
+        streams = hand_streams(
+            ["a", "b"], np.zeros((3, 2, 1, 1)), present=present, terminated=terminated, bootstrap_obs=obs
+        )
+        batch = hand_batch({"m": streams}, [1, 2])
+        assert who_follows(batch).tolist() == ([[1, -1], [1, 1]] if dies else [[1, 2], [1, -1]])
+        seen = TeamView(("a", "b"), (1, 1)).of_following(batch)
+        assert seen.tolist() == [[1, 3, 1, 1], [0, 3, 0, 1] if dies else [2, 0, 1, 0]]
+
+
+@pytest.mark.parametrize("name", ["state", "observations and scalars"])
+def test_a_rollout_without_the_state_that_a_critic_reads_is_an_error(name):
+    batch = package_batch(team_rollout(np.random.default_rng(0), KINDS, SIMPLE), with_state=False)
+    for read in (VIEWS[name].of_rows, VIEWS[name].of_following):
+        with pytest.raises(ValueError, match="reads the environment's state, and the rollout has none"):
+            read(batch)
 
 
 def test_a_team_that_acts_in_no_row_does_not_end():

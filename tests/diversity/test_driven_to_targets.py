@@ -43,7 +43,7 @@ def trained_distance(space, constraint):
             (task_loss(space, now) + coefficient * spread).backward()
             optimizer.step()
             values.append(float(spread.detach()))
-        multipliers.update({"spread": sum(values) / STEPS})
+        multipliers.update({}, {"spread": sum(values) / STEPS})
     final = [x.detach() for x in logits().values()]
     if space == "discrete":
         return float(total_variation(final))

@@ -6,6 +6,11 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from ray.rllib.core.distribution.torch.torch_distribution import (
+    TorchCategorical,
+    TorchDiagGaussian,
+    TorchMultiCategorical,
+)
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from torch import nn
 
@@ -14,6 +19,7 @@ from tests.diversity import reference
 from thrust_rllib import GRUModule, LSTMModule, MLPModule
 from thrust_rllib.diversity_probe import MAX_ROWS, alike_modules, probe_diversity
 from thrust_rllib.joint_rows import ModuleRows
+from thrust_rllib.rl_modules.categorical import FactorizedCategorical
 
 SPACES = {
     "discrete": gym.spaces.Discrete(4),
@@ -120,18 +126,49 @@ def test_modules_are_compared_with_their_kind_only():
 
 
 def test_policies_without_a_measure_are_left_out():
-    class Conditional:
+    class Conditional(FactorizedCategorical):
         layout = SimpleNamespace(conditional=True)
 
     class Beta:
         pass
 
-    for space, other in (("discrete", Conditional), ("box", Beta)):
+    for space, other in (("discrete", Conditional), ("discrete", Beta), ("box", Beta)):
         modules = team(space)
         assert len(alike_modules(modules)) == 1
         for built in modules.values():
             built.action_dist_cls = other
         assert alike_modules(modules) == [] and probe_diversity(modules, *joint_rows()) == {}
+
+
+def test_rllibs_distributions_are_measured():
+    cut = TorchMultiCategorical.get_partial_dist_cls(input_lens=[3, 2])
+    for space, other in (("discrete", TorchCategorical), ("several heads", cut), ("box", TorchDiagGaussian)):
+        modules = team(space)
+        needed = probe_diversity(modules, *joint_rows())
+        for built in modules.values():
+            built.action_dist_cls = other
+        assert needed and probe_diversity(modules, *joint_rows()) == needed
+
+
+class Counting(MLPModule):
+    """Has batch statistics."""
+
+    def setup(self):
+        super().setup()
+        self.norm = nn.BatchNorm1d(3)
+
+    def _forward_train(self, batch, **kwargs):
+        return super()._forward_train({**batch, "obs": self.norm(batch["obs"])}, **kwargs)
+
+
+def test_batch_statistics_stay_the_modules_own():
+    modules = team(module_class=Counting)
+    before = {m: {name: x.clone() for name, x in built.named_buffers()} for m, built in modules.items()}
+    assert probe_diversity(modules, *joint_rows())["p+2"]["total_variation"] > 0
+    for m, built in modules.items():
+        assert before[m] and all(torch.equal(x, before[m][name]) for name, x in built.named_buffers())
+    modules["p"].forward_train({"obs": torch.ones(5, 3)})  # it could fail
+    assert not torch.equal(modules["p"].norm.running_mean, before["p"]["norm.running_mean"])
 
 
 def test_many_rows_are_sampled_the_same_each_time_and_nothing_else_is_drawn():

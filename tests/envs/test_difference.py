@@ -154,6 +154,44 @@ class Absentees(Pair):
         return JointStepResult(dict.fromkeys(self.possible_agents, count), self._see(), self.t == self.length)
 
 
+class Careless(Pair):
+    """Hands out its own arrays as its state, goes on with those it is given, and writes into them and into actions."""
+
+    def reset_joint(self, seed=None):
+        seen = super().reset_joint(seed)
+        self.total = np.zeros(1)
+        return seen
+
+    def get_state(self):
+        return {"t": self.t, "rng": self.rng, "total": self.total}
+
+    def set_state(self, state):
+        self.t, self.rng, self.total = state["t"], state["rng"], state["total"]
+
+    def step_joint(self, actions):
+        for action in actions.values():
+            action *= 10
+        self.t += 1
+        self.total += sum(float(action[0]) for action in actions.values())
+        reward = float(self.total[0] + self.rng.normal())
+        return JointStepResult(dict.fromkeys(self.possible_agents, reward), self._see(), self.t == self.length)
+
+
+def test_an_environment_that_writes_into_its_state_and_its_actions():
+    zero = {a: np.zeros(1) for a in ("a0", "a1")}
+    plain, looked_at, env = Careless(), Careless(), WithDifferenceRewards(Careless(), default_actions=zero)
+    for each in (plain, looked_at, env):
+        each.reset_joint(7)
+    for t in range(3):
+        actions = [{"a0": np.array([1.0]), "a1": np.array([float(t)])} for _ in range(4)]
+        found = difference_rewards(looked_at, actions[0], default_actions=zero)
+        assert found == pytest.approx({"a0": 10.0, "a1": 10.0 * t}) and actions[0]["a0"] == 1
+        expected, result = plain.step_joint(actions[1]), env.step_joint(actions[2])
+        assert result.extras[DIFFERENCE_REWARD] == pytest.approx(found)
+        assert result.rewards == expected.rewards == looked_at.step_joint(actions[3]).rewards
+        assert_same(result.observations, expected.observations)
+
+
 def test_without_default_actions_the_agent_is_left_out():
     env = Absentees()
     env.reset_joint(0)
@@ -172,6 +210,23 @@ def test_through_a_vector():
     result = env.step_joint(np.array([[0, 1], [0, 2]]))
     expected = [[11 - 0, 0 - 5], [11 - 11, 0 - -30]]
     assert result.extras[DIFFERENCE_REWARD].tolist() == expected
+
+
+def test_the_last_agent_is_missed_whole():
+    """Without it nobody is paid, and the team's reward is 0."""
+    env = Absentees()
+    env.reset_joint(0)
+    assert difference_rewards(env, {"a0": 1})["a0"] == 1.0
+
+    class OnlyThose(Absentees):
+        def step_joint(self, actions):
+            result = super().step_joint(actions)
+            result.rewards = dict.fromkeys(actions, 2.0)
+            return result
+
+    env = OnlyThose()
+    env.reset_joint(0)
+    assert difference_rewards(env, {"a0": 1}) == {"a0": 2.0}
 
 
 class NoCopy(JointEnv):
@@ -199,6 +254,10 @@ def test_errors():
         WithDifferenceRewards(env, default_actions={"agent_0": 0})
     with pytest.raises(NotImplementedError, match="NoCopy cannot be saved; override get_state"):
         difference_rewards(NoCopy(), {"a": 0})
+    with pytest.raises(NotImplementedError, match="play each step again, and NoCopy cannot be saved"):
+        WithDifferenceRewards(NoCopy())
+    with pytest.raises(NotImplementedError, match="play each step again, and .* has no get_state and no set_state"):
+        WithDifferenceRewards("pettingzoo:mpe2.simple_spread_v3")
     with pytest.raises(TypeError, match="got an environment and settings"):
         WithDifferenceRewards(env, {"episode_length": 3})
     defaults = {"agent_0": 0, "agent_1": 0}

@@ -19,7 +19,7 @@ from thrust_rllib.envs import (
     make_vector_env,
 )
 from thrust_rllib.envs.extras import extra_axes, in_order, is_of_pairs
-from thrust_rllib.envs.global_state import flat_state, flat_states, needs_state, state_size
+from thrust_rllib.envs.global_state import flat_state, flat_states, state_size
 
 SPACE = spaces.Dict({"where": spaces.Box(-9, 9, (2, 2)), "who": spaces.Discrete(3), "what": spaces.MultiBinary(2)})
 ELEMENT = {"where": [[1, 2], [3, 4]], "who": 2, "what": [0, 1]}
@@ -47,8 +47,19 @@ def test_flat_states_by_hand():
         (None, ["north", "south"], TypeError, "here: state.. returned a list that makes no array of numbers"),
         (spaces.Discrete(3), np.array([0, 5]), ValueError, "which is no element of state_space Discrete"),
         (spaces.Discrete(3), np.array([0]), ValueError, "needed: 2 elements of state_space Discrete"),
+        (spaces.Discrete(3), np.array([0, -1]), ValueError, "which is no element of state_space Discrete"),
+        (spaces.Discrete(3, start=1), np.array([1, 0]), ValueError, "which is no element of state_space Discrete"),
+        (spaces.Discrete(3), np.array([0, 0.5]), ValueError, "which is no element of state_space Discrete"),
+        (spaces.MultiDiscrete([3, 3]), np.array([[0, 0], [4, 0]]), ValueError, "no element of state_space Multi"),
+        (
+            spaces.Dict({"a": spaces.Box(0, 9, (2,)), "b": spaces.Box(0, 9, (3,))}),
+            {"a": np.ones((2, 3)), "b": np.ones((2, 2))}, ValueError, "no element of state_space Dict",
+        ),
+        (None, None, TypeError, "state.. returned a NoneType that makes no array of numbers"),
+        (None, [[1, 2], [3]], TypeError, "state.. returned a list that makes no array of numbers"),
+        (None, np.zeros((2, 0)), ValueError, r"returned an array of shape \(2, 0\); return at least one number"),
     ],
-)
+)  # fmt: skip
 def test_states_of_another_form(space, states, error, message):
     with pytest.raises(error, match=message):
         flat_states(space, states, 2, "here")
@@ -187,13 +198,8 @@ def test_adapters_pass_states_on():
 def test_which_environments_have_one(env, size):
     made = make_vector_env(env, {}, 2)
     assert state_size(made) == size
-    if size is None:
-        with pytest.raises(
-            ValueError, match=r"input='state', but the environment 'mine' has no state\(\).*'observations'"
-        ):
-            needs_state(made, "mine")
-    else:
-        assert needs_state(made, "mine") == size == made.state().reshape(2, -1).shape[1]
+    if size is not None:
+        assert size == made.state().reshape(2, -1).shape[1]
 
 
 def told(extras, length=4):

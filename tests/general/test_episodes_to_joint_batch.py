@@ -23,6 +23,8 @@ from tests.general.plans import (
     team,
 )
 from thrust_rllib.connectors.episodes_to_joint_batch import JOINT_BATCH, EpisodesToJointBatch
+from thrust_rllib.connectors.fragments import fragments_of
+from thrust_rllib.connectors.sequence_states import sequence_rows
 from thrust_rllib.joint_episode import ALL
 
 # --- rows and columns -------------------------------------------------------------------------------------------------
@@ -156,6 +158,41 @@ def test_open_steps_of_several_agents_share_the_rows_of_their_moments():
     assert list(steps_of(batch, "a2")) == [(0, 0), (3, 0)]
     assert list(steps_of(batch, "a1")) == [(1, 0), (3, 0)]
     assert list(steps_of(batch, "a0")) == [(2, 0), (3, 0)]
+
+
+def test_a_step_of_the_first_moment_that_is_completed_later_does_not_begin_the_episode_again():
+    """What a0 does behind it goes on from the first fragment, with the memory that it has."""
+    fragments = play({"a0": "oooooo", "a1": "o...oo"}, cuts=[3], over="truncated")
+    batch = collect(fragments, team(AGENTS[:2]))
+    assert [step for step, *_ in steps_of(batch, "a1").values()] == [0, 4]
+    assert [step for step, *_ in steps_of(batch, "a0").values()] == [0, 1, 2, 3, 4]
+    assert np.flatnonzero(batch.episode_start[:, 0]).tolist() == [0]
+    # A training sequence begins with each fragment, and behind the steps that it completes.
+    assert sequence_rows(list(fragments_of(fragments)), 1, None).tolist() == [0, 3, 4]
+
+
+def test_a_fragment_whose_last_step_ends_a_life_goes_on_where_others_wait():
+    """a0 dies in the last step before the cut, a1 goes on with what it saw then."""
+    codec = team(AGENTS[:2])
+    fragments = play({"a0": "o.ot..", "a1": ".o.ooo"}, cuts=[3], over="terminated")
+    for episodes in (fragments[:1], fragments):
+        batch = collect(episodes, codec)
+        assert batch.bootstrap_rows.tolist() == [1, 2] and batch.stream("a0").terminated[2, 0]
+        assert following(collect(fragments[:1], codec), "a1") == {(1, 0): 3}
+    assert collect(play({"a0": "o.ot", "a1": ".o.T"}, over="terminated"), codec).bootstrap_rows.size == 0
+
+
+def test_fragments_that_do_not_say_where_they_come_from_do_not_follow_each_other():
+    """Behind another episode a fragment from the middle of one would be taken for what follows."""
+    plan = dict.fromkeys(AGENTS[:2], "ooooo")
+    whole, short = (
+        play(dict.fromkeys(AGENTS[:2], moments), MultiAgentEpisode(id_=str(k)), number=k, over="terminated")
+        for k, moments in ((0, "ooT"), (1, "oT"))
+    )
+    long, fragment = play(plan, MultiAgentEpisode(id_="2"), number=2), play(plan, MultiAgentEpisode(), cuts=[3])[1]
+    batch = collect([*long, *whole, fragment, *short], team(AGENTS[:2]))
+    assert batch.valid.sum(0).tolist() == [4, 2, 2] and batch.episode_start.sum(0).tolist() == [1, 1, 1]
+    assert not batch.episode_start[0, 2] and batch.episode_start[1, 2]
 
 
 def test_two_players_in_turn():
@@ -320,11 +357,14 @@ def test_actions_have_the_shape_and_type_of_their_space(space, shape, dtype):
 
 def test_what_the_environment_tells_beside_rewards_stands_in_its_row():
     first, second = play({"a0": "ooooo", "a1": "oo..o"}, cuts=[2])
-    first.extras = {0: {"cost": 1.5}, 1: {"cost": 2.5, "load": {"a1": np.array([1.0, 2.0])}}}
-    second.extras = {3: {"cost": 4.5}}
+    first.extras = {0: {"cost": 1.5, "load": {}}, 1: {"cost": 2.5, "load": {"a1": np.array([1.0, 2.0])}}}
+    second.extras = {1: first.extras[1], 2: {"cost": 0, "load": {}}, 3: {"cost": 4.5, "load": {}}}
     batch = collect([first, second], team(AGENTS[:2]))
     # Rows: steps 0 and 1; a1's step 1 once more, which was open; steps 2 and 3.
-    assert batch.extras["cost"].tolist() == [[1.5], [2.5], [0.0], [0.0], [4.5]]
+    assert batch.extras["cost"].tolist() == [[1.5], [2.5], [2.5], [0.0], [4.5]]
     assert batch.extras["load"].shape == (5, 2, 1, 2)
-    assert batch.extras["load"][1, 1, 0].tolist() == [1.0, 2.0] and batch.extras["load"].sum() == 3.0
+    assert batch.extras["load"][1:3, 1, 0].tolist() == [[1.0, 2.0]] * 2 and batch.extras["load"].sum() == 6.0
+    del second.extras[2]
+    with pytest.raises(ValueError, match=r"step 2: extras are \[\], in other steps \['cost', 'load'\]"):
+        collect([first, second], team(AGENTS[:2]))
     assert collect(play({"a0": "oo"}), team(("a0",))).extras == {}

@@ -23,6 +23,7 @@ BUILT_IN = {
     "recall": {"delay": 3},
     "relay": {"delay": 3},
     "spread": {"max_cycles": 7},
+    "speaker_listener": {"max_cycles": 7},
     "debug/constant_reward": {"episode_length": 6, "ends": ["truncated", "terminated"]},
     "debug/scripted_rewards": {},
     "debug/identity": {},

@@ -22,11 +22,11 @@ def poison_of(value):
     def poison(rank, learner):
         losses, count = learner._losses, [0]
 
-        def poisoned(module, minibatch, *args, **kwargs):
+        def poisoned(module, minibatch, *args):
             count[0] += 1
             if rank == 1 and count[0] == POISONED:
                 minibatch.own.modules["agent_1"].obs[0, 3] = value
-            return losses(module, minibatch, *args, **kwargs)
+            return losses(module, minibatch, *args)
 
         learner._losses = poisoned
 

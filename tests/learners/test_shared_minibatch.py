@@ -266,9 +266,9 @@ class Counts(JointPPOLearner):
         self.sizes = []
         losses = self._losses
 
-        def counted(module, minibatch, *args, **kwargs):
+        def counted(module, minibatch, *args):
             self.sizes.append(minibatch.sizes)
-            return losses(module, minibatch, *args, **kwargs)
+            return losses(module, minibatch, *args)
 
         self._losses = counted
 
@@ -298,8 +298,8 @@ def test_learners_that_round_differently_decide_alike():
         def change(rank, learner):
             losses = learner._losses
 
-            def rounded(*args, **kwargs):
-                found = losses(*args, **kwargs)
+            def rounded(*args):
+                found = losses(*args)
                 decisive = found.decisive()
                 mine = dataclasses.replace(decisive, approx_kl=torch.full_like(decisive.approx_kl, kl_of_1 * rank))
                 object.__setattr__(found, "decisive", lambda: mine)

@@ -28,9 +28,9 @@ def watching(path):
             super().build()
             losses = self._losses
 
-            def compute(*args, cross_agent_coeffs, **options):
-                self.coeffs = {name: float(value) for name, value in cross_agent_coeffs.items()}
-                return losses(*args, cross_agent_coeffs=cross_agent_coeffs, **options)
+            def compute(module, minibatch, trained, ranks, settings):
+                self.coeffs = {name: float(value) for name, value in settings.cross_agent_coeffs.items()}
+                return losses(module, minibatch, trained, ranks, settings)
 
             self._losses = compute
 

@@ -8,6 +8,7 @@ import platform
 import shlex
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict, is_dataclass
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -79,6 +80,11 @@ def jsonable(value: Any) -> Any:
         if math.isnan(value):
             return None
         return value if math.isfinite(value) else str(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        from thrust_rllib import AuxiliaryTarget, Constraint  # torch: whoever has such an object has it already
+
+        if isinstance(value, (AuxiliaryTarget, Constraint)):
+            value = {name: given for name, given in asdict(value).items() if given is not None}
     if isinstance(value, Mapping):
         return {str(k): jsonable(v) for k, v in value.items()}
     if isinstance(value, (set, frozenset)):

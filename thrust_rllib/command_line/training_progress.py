@@ -136,7 +136,7 @@ def against_limit(constraint: Mapping[str, float]) -> str:
 
 def multiplier(constraint: Mapping[str, float]) -> str:
     """A constraint's multiplier, as 3.4, or 100 (at its cap)."""
-    return number(constraint["multiplier"]) + (" (at its cap)" if constraint["saturated"] else "")
+    return number(constraint["multiplier"]) + (" (at its cap)" if constraint["saturated"] == 1 else "")
 
 
 def duration(seconds: float) -> str:

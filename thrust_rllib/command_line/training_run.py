@@ -170,8 +170,9 @@ def restore(algo: Any, found: FoundRun) -> None:
         algo.restore_from_path(str(found.checkpoint.absolute()))
     except Exception as error:
         raise ValueError(
-            f"the checkpoint {found.checkpoint} cannot be restored: {type(error).__name__}: {error}. Leave out "
-            f"what was given beside --resume, or take an earlier one of {found.checkpoint.parent}"
+            f"the checkpoint {found.checkpoint} cannot be restored: {type(error).__name__}: "
+            f"{str(error).removesuffix('.')}. Leave out what was given beside --resume, or take an earlier one "
+            f"of {found.checkpoint.parent}"
         ) from error
     if algo.iteration != found.iteration:
         raise ValueError(

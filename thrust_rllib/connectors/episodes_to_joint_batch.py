@@ -145,7 +145,7 @@ class EpisodesToJointBatch(ConnectorV2):
         valid, episode_start = np.zeros((steps, envs), bool), np.zeros((steps, envs), bool)
         for f in fragments:
             valid[f.first : f.first + len(f.times), f.column] = True
-            episode_start[f.first, f.column] = f.times[0] == 0
+            episode_start[f.first, f.column] = f.begins_episode
         last_in_column = {f.column: f for f in fragments}
         begins = None
         if recurrent is not None and any(m in recurrent.layouts for m in self.codec.modules):
@@ -167,7 +167,8 @@ class EpisodesToJointBatch(ConnectorV2):
             if begins is not None and recurrent is not None and module_id in recurrent.layouts:
                 size = recurrent.layouts[module_id].size
                 streams[module_id].state_in = entering_states(gathered, homes, begins, envs, size)
-        rows = np.unique(np.concatenate([f.rows for f in following.values()]))
+        cuts = _last_rows(fragments, streams)
+        rows = np.unique(np.concatenate([cuts, *(f.rows for f in following.values())]))
         for module_id, after in following.items():
             mine = streams[module_id]
             mine.bootstrap_obs = np.zeros((len(mine.agents), len(rows), *mine.obs.shape[3:]), np.float32)
@@ -247,6 +248,20 @@ def _streams(
         agents=np.array([piece.index for piece in pieces])[~terminated],
         obs=encoded[steps.following[~terminated]],
     )
+
+
+def _last_rows(fragments: Sequence[Fragment], streams: Mapping[str, ModuleStreams]) -> np.ndarray:
+    """Rows t·E + e in which anybody acted last in each fragment of an episode that goes on: the team's goes on there.
+
+    Whoever acted in it may have terminated, while others wait.
+    """
+    acted = np.logical_or.reduce([mine.present.any(1) for mine in streams.values()])
+    found = []
+    for f in fragments:
+        mine = np.flatnonzero(acted[f.first : f.first + len(f.times), f.column])
+        if len(mine) and not f.episode.is_done:
+            found.append((f.first + mine[-1]) * acted.shape[1] + f.column)
+    return np.array(found, np.int64)
 
 
 def _places(steps: ModuleSteps, fragments: Sequence[Fragment], shape: tuple[int, int, int]) -> np.ndarray:

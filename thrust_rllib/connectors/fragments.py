@@ -2,7 +2,8 @@
 
 A *column* of the batch holds fragments behind each other: those of one environment of one runner, in the order in which
 they were sampled, so that both doors give the same layout. Episodes of other classes than `JointEpisode` do not say
-where they come from: they are laid out one after the other, as high as the longest.
+where they come from: they are laid out one after the other, as high as the longest; one that begins in the middle of an
+episode opens a column, for it would be taken for what follows the one in front of it.
 """
 
 from __future__ import annotations
@@ -33,6 +34,11 @@ class Fragment:
     column: int
     first: int
 
+    @property
+    def begins_episode(self) -> bool:
+        """Whether its first row is that of its episode: one that completes a step of that row only does not."""
+        return int(self.times[0]) == 0 and self.episode.env_t_started == 0
+
     def rows(self, times: Sequence[int] | np.ndarray) -> np.ndarray:
         """Which rows t these environment steps are."""
         return self.first + np.searchsorted(self.times, times)
@@ -49,7 +55,7 @@ def fragments_of(episodes: Sequence[MultiAgentEpisode]) -> Iterator[Fragment]:
     for episode, times in placed:
         if isinstance(episode, JointEpisode):
             column = columns[episode.runner_index, episode.env_index]
-        elif shelf is not None and used[shelf] + len(times) <= height:
+        elif shelf is not None and times[0] == 0 and used[shelf] + len(times) <= height:
             column = shelf
         else:
             column = shelf = len(used)

@@ -34,7 +34,7 @@ def sequence_rows(
     step = length or 1 + max(fragment.first + len(fragment.times) for fragment in fragments)
     for fragment in fragments:
         first, stop, column = fragment.first, fragment.first + len(fragment.times), fragment.column
-        if fragment.times[0] == 0 and column in counted_from and not whole_episodes:
+        if fragment.begins_episode and column in counted_from and not whole_episodes:
             begin = first + (counted_from[column] - first) % step
         else:
             begin = first + int(np.searchsorted(fragment.times, fragment.episode.env_t_started))

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from thrust_rllib.connectors.agent_steps import step_times
 from thrust_rllib.connectors.fragments import Fragment
-from thrust_rllib.envs.extras import ExtrasRecorder, is_of_pairs, pair_rows
+from thrust_rllib.envs.extras import ExtrasRecorder, check_shape, is_of_pairs, numbers, pair_rows
 from thrust_rllib.joint_batch import AgentID
 
 
@@ -26,7 +27,9 @@ def extras_of(
         shape: T, E.
 
     Raises:
-        ValueError: an extra changes its shape.
+        TypeError: an extra that makes no array of numbers.
+        ValueError: an extra that changes its shape, is left out in some steps, or can be taken for one of agents or
+            pairs.
     """
     recorder = ExtrasRecorder()
     (steps, envs), place = shape, {agent: i for i, agent in enumerate(agents)}
@@ -34,18 +37,23 @@ def extras_of(
     for fragment in fragments:
         told: Mapping[int, Mapping[str, Any]] = getattr(fragment.episode, "extras", {})
         e = fragment.column
+        acted = {t for agent in fragment.episode.agent_episodes for t in step_times(fragment.episode, agent)}
+        for time in sorted(acted):
+            recorder.check_names(told.get(time, {}).keys(), f"episode {fragment.episode.id_}, step {time}")
         for time, row in zip(told, fragment.rows(list(told)), strict=True):
             where = f"episode {fragment.episode.id_}, step {time}"
             for name, value in told[time].items():
                 if not isinstance(value, Mapping):
-                    number = np.asarray(value)
+                    number = numbers(value, name, where)
+                    check_shape(number.shape, 0, len(agents), envs, name, where)
                     recorder.place(name, leads[0], number, where)[row, e] = number
                 elif is_of_pairs(value):
-                    pairs = pair_rows(value, agents)
+                    pairs = numbers(pair_rows(value, agents), name, where)
                     recorder.place(name, leads[2], pairs[0, 0], where)[row, :, :, e] = pairs
                 else:
                     for agent, given in value.items():
-                        own = np.asarray(given)
+                        own = numbers(given, name, where)
+                        check_shape(own.shape, 1, len(agents), envs, name, where)
                         recorder.place(name, leads[1], own, where)[row, place[agent], e] = own
     return recorder.arrays
 

@@ -6,12 +6,14 @@ the same state and with the same random numbers, with that agent's action replac
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from thrust_rllib.envs.joint_env import AgentID, JointEnv, JointStepResult
+from thrust_rllib.envs.wrapped_state import global_state_of
 
 DIFFERENCE_REWARD = "difference_reward"
 """Name of the extra that `credit="difference"` reads."""
@@ -20,8 +22,8 @@ TeamReward = Callable[[JointStepResult], float]
 
 
 def mean_reward(result: JointStepResult) -> float:
-    """The mean over the agents that were paid: the team's reward where nothing else says what it is."""
-    return float(np.mean([result.rewards[agent] for agent in result.rewards]))
+    """The mean over the agents that were paid, 0 where nobody was: the team's reward where nothing else says it."""
+    return float(np.mean([*result.rewards.values()])) if result.rewards else 0.0
 
 
 def difference_rewards(
@@ -49,10 +51,10 @@ def difference_rewards(
         NotImplementedError: the environment has no `get_state` and `set_state`.
         ValueError: an agent has no default action, or the environment does not step without it.
     """
-    state = env.get_state()
+    state = copy.deepcopy(env.get_state())
     total = team_reward(_step_from(env, state, actions))
     without = rewards_without(env, state, actions, team_reward, default_actions)
-    env.set_state(state)
+    env.set_state(copy.deepcopy(state))
     return {agent: total - rest for agent, rest in without.items()}
 
 
@@ -67,7 +69,7 @@ def rewards_without(
 
     Args:
         env: any state of it.
-        state: of `get_state`, before the step.
+        state: of `get_state`, before the step; no array of it may be the environment's own.
         actions: as there.
         team_reward: as there.
         default_actions: as there.
@@ -89,7 +91,7 @@ def rewards_without(
         except Exception as error:
             if default_actions is not None:
                 raise
-            env.set_state(state)
+            env.set_state(copy.deepcopy(state))
             raise ValueError(
                 f"{name} does not step without an action of agent {agent!r} ({type(error).__name__}: {error}); give "
                 "default_actions={agent: action that does nothing}"
@@ -99,8 +101,9 @@ def rewards_without(
 
 
 def _step_from(env: JointEnv, state: Any, actions: Mapping[AgentID, Any]) -> JointStepResult:
-    env.set_state(state)
-    return env.step_joint(actions)
+    # Copies: the same state and actions are used again, and an environment may go on with, and write into, its own.
+    env.set_state(copy.deepcopy(state))
+    return env.step_joint(copy.deepcopy(actions))
 
 
 class WithDifferenceRewards(JointEnv):
@@ -122,7 +125,8 @@ class WithDifferenceRewards(JointEnv):
 
     Raises:
         TypeError: an environment and settings for one.
-        ValueError: the environment tells an extra of that name already.
+        NotImplementedError: the environment has no `get_state` and `set_state`.
+        ValueError: default actions do not name every agent.
     """
 
     def __init__(
@@ -139,6 +143,12 @@ class WithDifferenceRewards(JointEnv):
             env = make_joint_env(env, env_config)
         elif env_config:
             raise TypeError(f"WithDifferenceRewards got an environment and settings for one, {sorted(env_config)}")
+        try:
+            env.get_state()
+        except NotImplementedError as error:
+            raise NotImplementedError(f"difference rewards play each step again, and {error}") from error
+        except Exception:  # it can, but has no state before its first reset
+            pass
         self.env: JointEnv = env
         self.possible_agents = list(env.possible_agents)
         self.observation_spaces, self.action_spaces = env.observation_spaces, env.action_spaces
@@ -164,9 +174,9 @@ class WithDifferenceRewards(JointEnv):
         """See `JointEnv.step_joint`.
 
         Raises:
-            NotImplementedError: the environment has no `get_state` and `set_state`.
+            ValueError: the environment tells an extra of that name already, or see `difference_rewards`.
         """
-        state = self.env.get_state()
+        state = copy.deepcopy(self.env.get_state())
         without = rewards_without(self.env, state, actions, self._team_reward, self._default_actions)
         result = _step_from(self.env, state, actions)
         if DIFFERENCE_REWARD in result.extras:
@@ -180,7 +190,7 @@ class WithDifferenceRewards(JointEnv):
 
     def state(self) -> Any:
         """The environment's global state."""
-        return self.env.state()
+        return global_state_of(self.env)
 
     def record_states(self) -> None:
         """See `JointEnv.record_states`."""

@@ -17,11 +17,9 @@ from thrust_rllib.envs.global_state import flat_state
 from thrust_rllib.envs.joint_env import AgentID
 from thrust_rllib.envs.registry import EnvSpec, make_joint_env
 from thrust_rllib.envs.returned import is_flag, returned_dicts
-from thrust_rllib.envs.rllib import ALL, COMMON, JointEnvMultiAgentEnv, agent_order
-from thrust_rllib.envs.wrapped_state import global_state_of, state_of, state_space_of
+from thrust_rllib.envs.rllib import ALL, COMMON, STATE, JointEnvMultiAgentEnv, agent_order
+from thrust_rllib.envs.wrapped_state import global_state_of, record_states_of, state_of, state_space_of
 
-STATE = "state"
-"""Key in the info that belongs to no agent: the global state, flat."""
 _STEP = ("observations", "rewards", "terminateds", "truncateds", "infos")
 
 
@@ -42,7 +40,6 @@ class MultiAgentVector(VectorMultiAgentEnv):
         factory: makes one environment; called E times.
         num_envs: E.
         name: what the user called the environment, for messages.
-
         records_state: put the global state into the infos, see `STATE`.
 
     Raises:
@@ -71,8 +68,7 @@ class MultiAgentVector(VectorMultiAgentEnv):
         self.state_space = state_space_of(first)
         self.records_state, self._state_size = records_state, -1
         for env in self.envs if records_state else ():
-            if isinstance(env.unwrapped, JointEnvMultiAgentEnv):
-                env.unwrapped.record_states()
+            record_states_of(env.unwrapped)
         self._copies = {agent: ObservationCopy(agent, space) for agent, space in self.observation_spaces.items()}
         self._over = [False] * num_envs
         self._steps = [0] * num_envs

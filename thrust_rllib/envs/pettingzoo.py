@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 from pettingzoo import ParallelEnv
 
 from thrust_rllib.envs.action_masks import InfoMasks
@@ -15,7 +14,7 @@ from thrust_rllib.envs.joint_env import AgentID, JointEnv, JointStepResult, Vect
 from thrust_rllib.envs.presence import EpisodeAgents
 from thrust_rllib.envs.returned import returned_dicts
 from thrust_rllib.envs.single import SingleJointEnv
-from thrust_rllib.envs.wrapped_state import state_of, state_space_of
+from thrust_rllib.envs.wrapped_state import global_state_of, record_states_of, state_of, state_space_of
 
 _RESET = ("observations", "infos")
 _STEP = ("observations", "rewards", "terminations", "truncations", "infos")
@@ -139,9 +138,14 @@ class PettingZooJointEnv(JointEnv):
         env: Any = self.env
         env.set_state(state)
 
-    def state(self) -> np.ndarray:
-        """The environment's global state."""
-        return self.env.state()
+    def state(self) -> Any:
+        """The environment's own `state()`, where it has one."""
+        return global_state_of(self.env)
+
+    def record_states(self) -> None:
+        """See `JointEnv.record_states`."""
+        super().record_states()
+        record_states_of(self.env)
 
     def render(self) -> Any:
         """What the environment's render mode says.
@@ -260,9 +264,13 @@ class JointEnvParallel(ParallelEnv):
         self.agents, self._steps = [*state["agents"]], state["steps"]
         self._episode.set_state(state["episode"])
 
-    def state(self) -> np.ndarray:
+    def state(self) -> Any:
         """The environment's global state."""
-        return self.env.state()
+        return global_state_of(self.env)
+
+    def record_states(self) -> None:
+        """See `JointEnv.record_states`."""
+        self.env.record_states()
 
     def render(self) -> Any:
         """What the environment draws."""

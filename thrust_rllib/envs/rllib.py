@@ -15,10 +15,15 @@ from thrust_rllib.envs.names import DECLARE_ALL
 from thrust_rllib.envs.presence import EpisodeAgents
 from thrust_rllib.envs.returned import is_flag, returned_dicts
 from thrust_rllib.envs.single import SingleJointEnv
-from thrust_rllib.envs.wrapped_state import global_state_of, state_of, state_space_of
+from thrust_rllib.envs.wrapped_state import global_state_of, record_states_of, state_of, state_space_of
 
 ALL = "__all__"
 COMMON = "__common__"
+"""RLlib's key for an info that belongs to no agent."""
+EXTRAS = "extras"
+"""Key in that info: what `JointStepResult.extras` holds."""
+STATE = "thrust_rllib/global_state"
+"""Key in that info: the global state, flat."""
 _STEP = ("observations", "rewards", "terminateds", "truncateds", "infos")
 
 
@@ -50,7 +55,8 @@ class RLlibJointEnv(JointEnv):
 
     Action masks: a Dict observation with the key "action_mask", such as RLlib's {"observations", "action_mask"}.
 
-    The global state is what a method `state()` of the environment returns, where its class has one.
+    The global state is what a method `state()` of the environment returns, where its class has one. Extras are what
+    stands in infos["__common__"]["extras"], and `extras_from_infos`.
 
     Args:
         env: the environment.
@@ -128,9 +134,13 @@ class RLlibJointEnv(JointEnv):
             observations,
             terminated,
             truncated,
-            pick_extras(self._extras, actions, self.infos) if self._extras else None,
+            self._told(actions),
             over=over,
         )
+
+    def _told(self, actions: Mapping[AgentID, Any]) -> dict[str, Any]:
+        told = (self.infos.get(COMMON) or {}).get(EXTRAS) or {}
+        return {**told, **pick_extras(self._extras, actions, self.infos)} if self._extras else told
 
     def _flags(self, terminateds: Mapping, truncateds: Mapping) -> tuple[dict[AgentID, bool], dict[AgentID, bool]]:
         """Flags of the living agents."""
@@ -152,6 +162,11 @@ class RLlibJointEnv(JointEnv):
     def state(self) -> Any:
         """The environment's own `state()`, where it has one."""
         return global_state_of(self.env)
+
+    def record_states(self) -> None:
+        """See `JointEnv.record_states`."""
+        super().record_states()
+        record_states_of(self.env)
 
     def get_state(self) -> dict[str, Any]:
         """The environment's own state, where it has one, and who lives and has ended."""
@@ -262,7 +277,7 @@ class JointEnvMultiAgentEnv(MultiAgentEnv):
                     info[name] = value
                 elif agent in value:
                     info[name] = value[agent]
-        infos[COMMON] = {"extras": extras}  # also those of agents that have no observation any more
+        infos[COMMON] = {EXTRAS: extras}  # also those of agents that have no observation any more
         return infos
 
     def _where(self) -> str:
@@ -271,7 +286,7 @@ class JointEnvMultiAgentEnv(MultiAgentEnv):
 
     def state(self) -> Any:
         """The joint environment's global state."""
-        return self.env.state()
+        return global_state_of(self.env)
 
     def record_states(self) -> None:
         """See `JointEnv.record_states`."""

@@ -18,6 +18,7 @@ from thrust_rllib.envs.joint_env import (
     per_agent_flags,
 )
 from thrust_rllib.envs.spaces import batch_row, check_spaces, element_nearest_zero, map_space
+from thrust_rllib.envs.wrapped_state import global_state_of
 
 
 class SingleJointEnv(JointEnv):
@@ -189,7 +190,7 @@ class SingleJointEnv(JointEnv):
         Raises:
             RuntimeError: the vectorised environment has not told the state of the end, see `VectorJointEnv`.
         """
-        states = self.env.state() if self._next_episode is None else self._final_state
+        states = global_state_of(self.env) if self._next_episode is None else self._final_state
         if states is None:
             raise RuntimeError(
                 f"the episode of {type(self.env).__name__} is over, and what its state was is not known: call "

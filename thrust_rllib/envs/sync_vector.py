@@ -21,6 +21,7 @@ from thrust_rllib.envs.joint_env import (
 )
 from thrust_rllib.envs.presence import EpisodeAgents
 from thrust_rllib.envs.spaces import check_spaces, identical_spaces
+from thrust_rllib.envs.wrapped_state import global_state_of
 
 
 class SyncVectorJointEnv(VectorJointEnv):
@@ -232,7 +233,7 @@ class SyncVectorJointEnv(VectorJointEnv):
     def _state_of(self, row: int) -> np.ndarray:
         where = Where(self._names[row], row, 0 if self._steps is None else self._steps[row])
         try:
-            state = self.envs[row].state()
+            state = global_state_of(self.envs[row])
         except NotImplementedError:
             raise
         except Exception as error:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 from pettingzoo import AECEnv
 
 from thrust_rllib.envs.action_masks import InfoMasks, open_mask
@@ -14,7 +13,7 @@ from thrust_rllib.envs.extras import pick_extras
 from thrust_rllib.envs.joint_env import AgentID, JointEnv, JointStepResult
 from thrust_rllib.envs.late_rewards import LateRewards
 from thrust_rllib.envs.spaces import ACTION_MASK
-from thrust_rllib.envs.wrapped_state import state_of, state_space_of
+from thrust_rllib.envs.wrapped_state import global_state_of, state_of, state_space_of
 
 
 @dataclass
@@ -190,9 +189,9 @@ class AECJointEnv(JointEnv):
         env.set_state(state["env"])
         self._ended, self._running = set(state["ended"]), state["running"]
 
-    def state(self) -> np.ndarray:
-        """The environment's global state."""
-        return self.env.state()
+    def state(self) -> Any:
+        """The environment's own `state()`, where it has one."""
+        return global_state_of(self.env)
 
     def render(self) -> Any:
         """What the environment's render mode says."""

@@ -30,6 +30,13 @@ def global_state_of(env: Any) -> Any:
     return read()
 
 
+def record_states_of(env: Any) -> None:
+    """Hands `JointEnv.record_states` on to a joint environment inside one of another library's kind."""
+    record = getattr(env, "record_states", None)
+    if callable(record):
+        record()
+
+
 def state_space_of(env: Any) -> gym.Space | None:
     """The environment's `state_space`, where it declares one."""
     space = getattr(env, "state_space", None)

@@ -22,6 +22,7 @@ from thrust_rllib.reporting.panels import (
     agents_apart,
     agents_of,
     agents_together,
+    constraint_panels,
     diversity_panels,
     group_colors,
     modules_of,
@@ -85,10 +86,27 @@ def diversity_caption(groups: Sequence[RunGroup]) -> str:
     if any(run.auxiliary_accuracy for run in runs):
         text += "Accuracy: 1 − median relative error of the predictions of an auxiliary target, cut to [0, 1]"
         text += ", mean over modules. " if len(groups) > 1 else ". "
-        text += lines_caption(groups).removesuffix(" Returns: mean over the latest finished episodes.")
+        text += _lines_in_words(groups)
     elif max(len(group.runs) for group in groups) > 1:
         text += "Lines: mean over runs; bands: ± 1 standard error of that mean."
     return text.rstrip()
+
+
+def constraint_curves(groups: Sequence[RunGroup], title: str) -> Figure | None:
+    """Costs with their limits and multipliers, a line per group; None where no run has a constraint."""
+    panels = constraint_panels(groups)
+    if not panels:
+        return None
+    legend = [_legend_row(groups)] if len(groups) > 1 else []
+    return _figure([*legend, *_rows(panels)], groups, title, constraints_caption(groups))
+
+
+def constraints_caption(groups: Sequence[RunGroup]) -> str:
+    """How to read the curves of constraints."""
+    return (
+        "Cost: mean per step of a rollout, or of a coupling's value over an update; dotted: its limit. Multiplier: the "
+        f"λ that held in that rollout. {_lines_in_words(groups)}"
+    )
 
 
 def curves_caption(groups: Sequence[RunGroup]) -> str:
@@ -113,6 +131,10 @@ def agents_caption(groups: Sequence[RunGroup]) -> str:
 
 def lines_caption(groups: Sequence[RunGroup]) -> str:
     """What a line and a band are."""
+    return f"{_lines_in_words(groups)} Returns: mean over the latest finished episodes."
+
+
+def _lines_in_words(groups: Sequence[RunGroup]) -> str:
     windows = {smoothing_window(len(run.curves.env_steps)) for group in groups for run in group.runs}
     several = max(len(group.runs) for group in groups) > 1
     ragged = any(
@@ -130,7 +152,7 @@ def lines_caption(groups: Sequence[RunGroup]) -> str:
         text += "; bands: ± 1 standard error of that mean; faint, where there is room: each run"
     elif max(windows) > 1:
         text += "; faint: every iteration"
-    return text + ". Returns: mean over the latest finished episodes."
+    return f"{text}."
 
 
 def plain(text: str) -> str:
@@ -221,7 +243,7 @@ def _draw_panel(axes: Any, panel: Panel) -> None:
     if not panel.lines:
         axes.text(0.5, 0.5, "nothing reported", transform=axes.transAxes, ha="center", va="center", color="0.5")
         return
-    faint = sum(len(line.curves) for line in panel.lines) <= MAX_FAINT
+    faint = sum(len(line.curves) for line in panel.lines if not line.is_limit) <= MAX_FAINT
     drawn = [_draw_line(axes, line, panel, faint) for line in panel.lines]
     if panel.share:
         _show_share(axes, panel)
@@ -242,12 +264,14 @@ def _draw_panel(axes: Any, panel: Panel) -> None:
 
 def _draw_line(axes: Any, line: Line, panel: Panel, faint: bool) -> Any:
     """Draws one line with what belongs to it; returns its handle for a legend."""
-    if panel.measured:
+    if line.is_limit:
+        smooth = line.curves
+    elif panel.measured:
         smooth = [(steps[np.isfinite(values)], values[np.isfinite(values)]) for steps, values in line.curves]
     else:
         smooth = [(steps, moving_average(values, smoothing_window(len(steps)))) for steps, values in line.curves]
     single = len(smooth) == 1
-    if faint and line.spread != "range" and not (single and panel.measured):
+    if faint and line.spread != "range" and not line.is_limit and not (single and panel.measured):
         for steps, values in line.curves if single else smooth:
             axes.plot(steps, values, color=line.color, alpha=0.22 if single else 0.35, linewidth=0.8)
     if single:
@@ -260,8 +284,10 @@ def _draw_line(axes: Any, line: Line, panel: Panel, faint: bool) -> Any:
             low, high = curve.low, curve.high
         axes.fill_between(steps, low, high, color=line.color, alpha=0.18, linewidth=0)
     dots = panel.measured or np.isfinite(values).sum() == 1
-    style = {"linewidth": panel.line_width, "marker": "o" if dots else None, "markersize": 3 if panel.measured else 6}
-    (handle,) = axes.plot(steps, values, color=line.color, label=plain(line.label), **style)
+    (handle,) = axes.plot(
+        steps, values, color=line.color, label=plain(line.label), linewidth=panel.line_width,
+        linestyle=":" if line.is_limit else "-", marker="o" if dots else None, markersize=3 if panel.measured else 6,
+    )  # fmt: skip
     return handle
 
 

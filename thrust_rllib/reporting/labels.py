@@ -39,6 +39,8 @@ def _short_names(names: Sequence[str]) -> dict[str, str]:
     for name in names:
         parts = name.split(".")
         ends = [".".join(parts[k:]) for k in reversed(range(len(parts)))]
+        if name.startswith("critic_config."):  # `cell` alone would be that of the policies
+            ends = [name]
         short[name] = next(
             end for end in ends if end == name or not any(n == end or n.endswith(f".{end}") for n in names if n != name)
         )

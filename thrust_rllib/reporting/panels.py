@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import matplotlib
@@ -47,12 +47,14 @@ class Line:
         color: any of matplotlib's.
         curves: (steps [I], values [I]) of each run.
         spread: what the band shows: "standard error" of the mean, or "range" from the lowest to the highest.
+        is_limit: dotted, of what another line is to keep.
     """
 
     label: str
     color: Any
     curves: list[Curve]
     spread: str = "standard error"
+    is_limit: bool = False
 
 
 @dataclass(frozen=True)
@@ -149,6 +151,19 @@ def diversity_panels(groups: Sequence[RunGroup]) -> list[Panel]:
     return panels
 
 
+def constraint_panels(groups: Sequence[RunGroup]) -> list[Panel]:
+    """Two of each constraint: its cost and limit, and its multiplier; a line per group."""
+    panels: list[Panel] = []
+    for name in in_order({name: None for group in groups for run in group.runs for name in run.curves.constraints}):
+        cost, limit, multiplier = (
+            _by_group(groups, _of_constraint(name, kind)) for kind in ("cost", "limit", "multiplier")
+        )
+        limit = [replace(line, is_limit=True) for line in limit]
+        panels.append(Panel(f"Cost: {name}", "mean per step", [*cost, *limit]))
+        panels.append(Panel(f"Multiplier: {name}", "λ, reward per cost", multiplier))
+    return panels
+
+
 def group_colors(number: int) -> list[Any]:
     """One for each group; black where there is one only."""
     if number == 1:
@@ -200,6 +215,10 @@ def _mean_diversity(statistic: str) -> _One:
 
 def _accuracy(target: str) -> _Named:
     return lambda run: run.auxiliary_accuracy.get(target, {})
+
+
+def _of_constraint(name: str, kind: str) -> _One:
+    return lambda run: run.constraints.get(name, {}).get(kind)
 
 
 def _gradient(key: tuple[str, str]) -> _Named:

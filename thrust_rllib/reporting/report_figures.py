@@ -18,6 +18,7 @@ from thrust_rllib.reporting.panels import agents_of
 # The field is for the environment, where there are several.
 PLOT = "learning_curves{}.png"
 DIVERSITY_PLOT = "diversity{}.png"
+CONSTRAINTS_PLOT = "constraints{}.png"
 AGENTS_PLOT = "agent_returns{}.png"
 CORRELATION_PLOT = "feature_correlation{}.png"
 HEAT_MAP = "feature_heat_map{}.png"
@@ -57,6 +58,10 @@ def draw_figures(target: Path, groups: Sequence[RunGroup], title: str, suffix: s
     if diversity is not None:
         saved = _save(diversity, target / DIVERSITY_PLOT.format(suffix))
         figures.append(PageFigure(heading, curve_figures.diversity_caption(groups), saved))
+    constraints = curve_figures.constraint_curves(groups, f"{title}: constraints")
+    if constraints is not None:
+        saved = _save(constraints, target / CONSTRAINTS_PLOT.format(suffix))
+        figures.append(PageFigure("Constraints", curve_figures.constraints_caption(groups), saved))
     return [*figures, *_correlation_figures(target, groups, suffix)]
 
 

@@ -6,18 +6,22 @@ import csv
 import io
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
 from thrust_rllib.command_line.training_progress import in_order
 from thrust_rllib.entropy_guard import STOP_REASON
 
+Key = TypeVar("Key")
 _STEPS = "env_runners/num_env_steps_sampled_lifetime"
 _AGENT_RETURN = "env_runners/agent_episode_returns_mean/"
 _COUPLING = "learners/__all_modules__/cross_agent_loss/"
 _DIVERSITY = re.compile(r"learners/__all_modules__/diversity/(.+)/([^/]+)")
+_CONSTRAINT = re.compile(r"learners/__all_modules__/constraints/(.+)/(cost|limit|multiplier)")
 _AUXILIARY = re.compile(r"learners/(.+)/auxiliary_(?:loss|(accuracy))/([^/]+)")
 _GRADIENT = re.compile(r"learners/(.+)/coupling_gradient/(.+)/(norm|norm_ratio|cosine)")
 
@@ -35,9 +39,10 @@ class RunCurves:
         couplings: {name: value of the cross-agent loss before its coefficient}.
         gradients: {(coupling, "norm", "norm_ratio" or "cosine"): {module: values}}, the coupling's gradient against the
             module's own, NaN where an iteration repeats an earlier measurement; empty where the run measured none.
-        diversity: {statistic: {group of alike modules: values}}, NaN where an iteration did not measure it; empty
-            where the run measured none.
+        diversity: {statistic: {group of alike modules: values}}, NaN where an iteration repeats an earlier measurement;
+            empty where the run measured none.
         auxiliary_accuracy: {target: {module: accuracy of its predictions}}.
+        constraints: {name: {"cost", "limit" or "multiplier": values}}.
         note: what a reader has to know about the file; None for nothing.
         stop_reason: why the training itself ended before its limit.
     """
@@ -51,6 +56,7 @@ class RunCurves:
     gradients: dict[tuple[str, str], dict[str, np.ndarray]] = field(default_factory=dict)
     diversity: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
     auxiliary_accuracy: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
+    constraints: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
     note: str | None = None
     stop_reason: str | None = None
 
@@ -92,6 +98,7 @@ def read_curves(progress_file: Path) -> RunCurves:
     gradients: dict[tuple[str, str], dict[str, np.ndarray]] = {}
     diversity: dict[str, dict[str, np.ndarray]] = {}
     accuracy: dict[str, dict[str, np.ndarray]] = {}
+    constraints: dict[str, dict[str, np.ndarray]] = {}
     for name in columns:
         if gradient := _GRADIENT.fullmatch(name):
             module, coupling, statistic = gradient.groups()
@@ -99,6 +106,9 @@ def read_curves(progress_file: Path) -> RunCurves:
         elif measured := _DIVERSITY.fullmatch(name):
             group, statistic = measured.groups()
             diversity.setdefault(statistic, {})[group] = column(name)
+        elif constrained := _CONSTRAINT.fullmatch(name):
+            constraint, kind = constrained.groups()
+            constraints.setdefault(constraint, {})[kind] = column(name)
         elif auxiliary := _AUXILIARY.fullmatch(name):
             module, is_accuracy, target = auxiliary.groups()
             if is_accuracy:
@@ -119,8 +129,11 @@ def read_curves(progress_file: Path) -> RunCurves:
             for name in columns
             if name.startswith(_COUPLING) and name != _COUPLING + "total"
         },
-        gradients={key: in_order(values) for key, values in sorted(_measured(gradients).items())},
-        diversity={statistic: in_order(values) for statistic, values in diversity.items()},
+        gradients={key: in_order(values) for key, values in sorted(_measured(gradients, lambda key: key[0]).items())},
+        diversity={
+            statistic: in_order(values) for statistic, values in _measured(diversity, lambda _: "all at once").items()
+        },
+        constraints=in_order(constraints),
         auxiliary_accuracy={target: in_order(values) for target, values in sorted(accuracy.items())},
         note=note,
         stop_reason=rows[-1].get(STOP_REASON) or None,
@@ -157,19 +170,24 @@ def _read_rows(path: Path) -> tuple[list[dict[str, str]], list[str], str | None]
     return rows[:-1], columns, f"the last row of {path.name} is left out: {why}"
 
 
-def _measured(gradients: dict[tuple[str, str], dict[str, np.ndarray]]) -> dict[tuple[str, str], dict[str, np.ndarray]]:
+def _measured(
+    reported: dict[Key, dict[str, np.ndarray]], together: Callable[[Key], str]
+) -> dict[Key, dict[str, np.ndarray]]:
     """NaN in place of repetitions: a run measures every few updates, and reports the last measurement in all.
 
-    An iteration measured a coupling where any of the coupling's numbers is not the one of the iteration before.
+    Args:
+        reported: {what: {module or group of modules: values}}.
+        together: what is measured at the same time has the same answer. An iteration measured it where any of its
+            numbers is not the one of the iteration before.
     """
     measured: dict[str, np.ndarray] = {}
-    for (coupling, _), modules in gradients.items():
+    for key, modules in reported.items():
         for values in modules.values():
             new = np.isfinite(values) & (values != np.concatenate([[math.nan], values[:-1]]))
-            measured[coupling] = measured.get(coupling, False) | new
+            measured[together(key)] = measured.get(together(key), False) | new
     return {
-        key: {module: np.where(measured[key[0]], values, math.nan) for module, values in modules.items()}
-        for key, modules in gradients.items()
+        key: {module: np.where(measured[together(key)], values, math.nan) for module, values in modules.items()}
+        for key, modules in reported.items()
     }
 
 

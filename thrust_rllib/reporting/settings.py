@@ -17,7 +17,7 @@ NOT_COMPARED = (
     "callbacks_on_evaluate_*",
     # checkpoints, what is measured and reported, what is written
     "checkpoint_*", "export_native_model_files", "log_*", "keep_per_episode_custom_metrics", "metrics_*",
-    "min_*_per_iteration", "coupling_gradient_interval", "render_env", "output", "output_*",
+    "min_*_per_iteration", "coupling_gradient_interval", "diversity_interval", "render_env", "output", "output_*",
     # resources and speed
     "num_cpus_*", "num_gpus", "num_gpus_*", "custom_resources_*", "placement_strategy", "local_gpu_idx", "_fake_gpus",
     "torch_compile_*", "max_requests_in_flight_*", "sampler_perf_stats_ema_coef", "extra_python_environs_for_*",
@@ -79,6 +79,9 @@ def _is_compared(option: str) -> bool:
 def _flat(value: Mapping[str, Any], prefix: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, inner in value.items():
+        if isinstance(inner, list) and inner and all(isinstance(each, Mapping) and "name" in each for each in inner):
+            # Constraints and auxiliary targets.
+            inner = {each["name"]: {key: own for key, own in each.items() if key != "name"} for each in inner}
         if isinstance(inner, Mapping):
             found |= _flat(inner, f"{prefix}{name}.")
         else:

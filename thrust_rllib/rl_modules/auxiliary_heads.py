@@ -1,4 +1,4 @@
-"""The learner's heads for auxiliary targets: linear, one per policy module and target."""
+"""The learner's heads for auxiliary targets: linear, one per policy module and target, each called by both names."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ class AuxiliaryHeads(TorchRLModule):
     """Predicts K scalars from the features of each policy module: features […, D] to predictions […, K].
 
     Only learners have it. Heads start at about 0 (orthogonal weights with gain 0.01, biases 0), as the policy's do.
+    Policies that come and go while training bring their heads and take them along.
 
     `model_config`:
 
@@ -31,22 +32,54 @@ class AuxiliaryHeads(TorchRLModule):
     | `targets` | names of the K targets                       |
     """
 
+    model_config: Any
+
     @override(TorchRLModule)
     def setup(self) -> None:
         config = settings_of(self.model_config)
         self.targets = tuple(config["targets"])
         self.heads = nn.ModuleDict()
         for module_id in sorted(config["widths"]):
-            self.heads[_key(module_id)] = linear(config["widths"][module_id], len(self.targets), gain=0.01)
+            self.heads[_key(module_id)] = self._new_head(config["widths"][module_id])
+
+    def _new_head(self, width: int) -> nn.ModuleDict:
+        # By name, in an order of its own: a checkpoint means the same targets, however they are listed.
+        return nn.ModuleDict({_key(name): linear(width, 1, gain=0.01) for name in sorted(self.targets)})
+
+    @property
+    def widths(self) -> dict[ModuleID, int]:
+        """{policy module: D}."""
+        return dict(settings_of(self.model_config)["widths"])
+
+    @staticmethod
+    def place(module_id: ModuleID) -> str:
+        """What the names of the parameters of a policy module's head begin with, before a dot."""
+        return f"heads.{_key(module_id)}"
+
+    def add_policy(self, module_id: ModuleID, width: int) -> nn.Module:
+        """New heads, for a policy module whose features have this width."""
+        head = self.heads[_key(module_id)] = self._new_head(width)
+        self._describe({**self.widths, module_id: width})
+        return head
+
+    def remove_policy(self, module_id: ModuleID) -> None:
+        """Drops a policy module's head."""
+        del self.heads[_key(module_id)]
+        self._describe({m: width for m, width in self.widths.items() if m != module_id})
+
+    def _describe(self, widths: dict[ModuleID, int]) -> None:
+        """Keeps what this module would be built from in step with the heads that it has."""
+        self.model_config = {**settings_of(self.model_config), "widths": widths}
+        self.observation_space = _features(widths)
 
     def predict(self, module_id: ModuleID, features: Tensor) -> Tensor:
         """Predictions […, K] from one policy module's features […, D]."""
-        return self.heads[_key(module_id)](features)
+        mine: Any = self.heads[_key(module_id)]
+        return torch.cat([mine[_key(name)](features) for name in self.targets], dim=-1)
 
     def by_policy(self) -> list[tuple[ModuleID, nn.Module]]:
         """Each policy module's head."""
-        config = settings_of(self.model_config)
-        return [(module_id, self.heads[_key(module_id)]) for module_id in sorted(config["widths"])]
+        return [(module_id, self.heads[_key(module_id)]) for module_id in sorted(self.widths)]
 
     @override(TorchRLModule)
     def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
@@ -70,7 +103,7 @@ def auxiliary_heads_spec(specs: Mapping[ModuleID, RLModuleSpec], targets: Sequen
         widths = {module_id: feature_width(module_id, spec.build()) for module_id, spec in specs.items()}
     return RLModuleSpec(
         module_class=AuxiliaryHeads,
-        observation_space=gym.spaces.Dict({module_id: _numbers(width) for module_id, width in widths.items()}),
+        observation_space=_features(widths),
         action_space=_numbers(len(targets)),  # what it gives; RLlib builds no module without spaces
         model_config={"widths": widths, "targets": list(targets)},
         learner_only=True,
@@ -83,7 +116,8 @@ def feature_width(module_id: ModuleID, module: RLModule) -> int:
     Raises:
         ValueError: it gives none.
     """
-    obs = torch.zeros(2, *module.observation_space.shape)
+    device = next((p.device for p in module.parameters()), None)
+    obs = torch.zeros(2, *module.observation_space.shape, device=device)
     with torch.no_grad():
         outputs = module.forward_train(in_first_state(module, obs))
     if ENCODER_FEATURES not in outputs:
@@ -93,6 +127,10 @@ def feature_width(module_id: ModuleID, module: RLModule) -> int:
             f"is recurrent) under '{ENCODER_FEATURES}', or use one of this package's modules."
         )
     return int(outputs[ENCODER_FEATURES].shape[-1])
+
+
+def _features(widths: Mapping[ModuleID, int]) -> gym.spaces.Dict:
+    return gym.spaces.Dict({module_id: _numbers(width) for module_id, width in widths.items()})
 
 
 def _numbers(count: int) -> gym.spaces.Box:

@@ -97,6 +97,12 @@ def head_parents(
     return tuple(names.index(conditional_heads[name]) if name in conditional_heads else None for name in names)
 
 
+def has_conditional_heads(rl_module: Any) -> bool:
+    """Whether a head of the module's actions has logits of its own for each category of another."""
+    layout = getattr(rl_module.get_train_action_dist_cls(), "layout", None)
+    return bool(getattr(layout, "conditional", False))
+
+
 def module_head_names(module_id: str, rl_module: Any, names: Sequence[str] | None = None) -> tuple[str, ...]:
     """The names of a module's heads, for a ratio of each head's own.
 

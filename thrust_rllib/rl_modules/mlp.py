@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -100,15 +100,13 @@ class MLPModule(TorchRLModule, InferenceOnlyAPI, ValueFunctionAPI):
         self.critic_trunk, _ = self._new_trunk(config)
 
     def _hiddens(self, config: Mapping[str, Any]) -> list[int]:
-        widths = [int(w) for w in config.get("fcnet_hiddens", (64, 64))]
+        widths = layer_widths("fcnet_hiddens", config.get("fcnet_hiddens", (64, 64)))
         if not widths:
             raise ValueError("fcnet_hiddens is []; needed: at least one layer of width 1 or more")
         return widths
 
     def _new_trunk(self, config: Mapping[str, Any]) -> tuple[nn.Sequential, int]:
         widths, name = self._hiddens(config), config.get("fcnet_activation", "tanh")
-        if min(widths, default=1) < 1:
-            raise ValueError(f"fcnet_hiddens is {widths}; needed: layers of width 1 or more")
         if name not in ACTIVATIONS:
             raise ValueError(f"fcnet_activation is {name!r}; needed: one of {', '.join(ACTIVATIONS)}")
         num_inputs = int(np.prod(self.observation_space.shape))
@@ -205,6 +203,17 @@ def _same(value: Any, default: Any) -> bool:
 
 def _flat(obs: torch.Tensor) -> torch.Tensor:
     return obs if obs.ndim == 2 else obs.flatten(start_dim=1)
+
+
+def layer_widths(name: str, value: Any) -> list[int]:
+    """The widths of an MLP's layers.
+
+    Raises:
+        ValueError: something else than whole numbers ≥ 1; a text, too, whose characters would become layers.
+    """
+    if not isinstance(value, Sequence) or not all(isinstance(w, (int, np.integer)) and w >= 1 for w in value):
+        raise ValueError(f"{name} is {value!r}; needed: layers of width 1 or more, a list such as [64, 64]")
+    return [int(w) for w in value]
 
 
 def make_trunk(num_inputs: int, widths: list[int], activation: type[nn.Module]) -> nn.Sequential:

@@ -16,7 +16,7 @@ from ray.rllib.utils.annotations import override
 from torch import Tensor, nn
 
 from thrust_rllib.envs.names import nearest
-from thrust_rllib.rl_modules.mlp import ENCODER_FEATURES, MLPModule, settings_of
+from thrust_rllib.rl_modules.mlp import ENCODER_FEATURES, MLPModule, layer_widths, settings_of
 
 State = dict[str, Any]
 
@@ -73,7 +73,7 @@ class RecurrentModule(MLPModule):
 
     @override(MLPModule)
     def _hiddens(self, config: Mapping[str, Any]) -> list[int]:
-        return [int(w) for w in config.get("fcnet_hiddens", ())]
+        return layer_widths("fcnet_hiddens", config.get("fcnet_hiddens", ()))
 
     @override(MLPModule)
     def _add_actor(self, config: Mapping[str, Any]) -> int:

@@ -13,7 +13,7 @@ from ray.rllib.core.rl_module.torch.torch_rl_module import TorchRLModule
 from ray.rllib.utils.annotations import override
 from torch import Tensor, nn
 
-from thrust_rllib.rl_modules.mlp import ACTIVATIONS, linear, make_trunk, settings_of
+from thrust_rllib.rl_modules.mlp import ACTIVATIONS, layer_widths, linear, make_trunk, settings_of
 from thrust_rllib.rl_modules.recurrent import initial_state, new_cell, run_cell
 
 State = dict[str, Any]
@@ -50,7 +50,7 @@ class TeamCritic(TorchRLModule, ValueFunctionAPI):
         config = settings_of(self.model_config)
         self.num_values = int(config.get("num_values", 1))
         self.max_seq_len: int | None = config.get("max_seq_len")
-        widths = [int(w) for w in config.get("fcnet_hiddens", (64, 64))]
+        widths = layer_widths("fcnet_hiddens", config.get("fcnet_hiddens", (64, 64)))
         num_inputs = self._add_encoder(config)
         self.trunk = make_trunk(num_inputs, widths, ACTIVATIONS[config.get("fcnet_activation", "tanh")])
         num_features = widths[-1] if widths else num_inputs
@@ -125,7 +125,7 @@ class SetCritic(TeamCritic):
         self.pooling = config.get("pooling", "mean")
         self.agent_widths: Sequence[int] = list(config["agent_widths"])
         self.agent_kinds: Sequence[str] = list(config["agent_kinds"])
-        widths = [int(w) for w in config.get("encoder_hiddens", (64,))]
+        widths = layer_widths("encoder_hiddens", config.get("encoder_hiddens", (64,)))
         activation = ACTIVATIONS[config.get("fcnet_activation", "tanh")]
         inputs = dict(zip(self.agent_kinds, self.agent_widths, strict=True))
         self.encoders = nn.ModuleDict({kind: make_trunk(inputs[kind], widths, activation) for kind in sorted(inputs)})

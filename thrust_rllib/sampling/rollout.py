@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from thrust_rllib.envs.extras import ExtrasRecorder, in_order
+from thrust_rllib.envs.extras import ExtrasRecorder, in_order, numbers
 from thrust_rllib.joint_batch import AlignmentError, JointBatch, ModuleID, ModuleStreams
 from thrust_rllib.sampling.acting import Acted
 from thrust_rllib.sampling.agent_groups import AgentGroup
@@ -94,9 +94,12 @@ class RolloutRecorder:
         self.rewards[t], self.present[t] = rewards, present
         self.terminated[t], self.truncated[t] = terminated, truncated
         self._episode_start[t] = episode_start
+        where = f"step {t} of this rollout"
+        if present is True or np.any(present):
+            self._extras.check_names(extras.keys(), where)
         for name, value in extras.items():
-            value = np.asarray(value)
-            self._extras.place(name, (self.num_steps,), value, f"step {t} of this rollout")[t] = value
+            value = numbers(value, name, where)
+            self._extras.place(name, (self.num_steps,), value, where)[t] = value
 
     def record_state(self, t: int, state: np.ndarray) -> None:
         """Stores the global states [E, S] before step t."""

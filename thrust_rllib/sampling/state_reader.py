@@ -6,6 +6,8 @@ import numpy as np
 
 from thrust_rllib.envs.global_state import flat_states
 from thrust_rllib.envs.joint_env import VectorJointEnv
+from thrust_rllib.envs.wrapped_state import global_state_of
+from thrust_rllib.sampling.env_restarts import EnvironmentFailed
 
 
 class StateReader:
@@ -25,17 +27,17 @@ class StateReader:
         """The states before step t of the rollout, float32 [E, S].
 
         Raises:
-            RuntimeError: the environment fails.
+            EnvironmentFailed: its own code fails.
             TypeError: no numbers.
             ValueError: not of the declared shape, or of another size than before.
         """
         where = f"environment {self._name!r}, step {t} of this rollout"
         try:
-            states = self._env.state()
+            states = global_state_of(self._env)
         except (TypeError, ValueError):
             raise
         except Exception as error:
-            raise RuntimeError(f"{where}: state() failed: {type(error).__name__}: {error}") from error
+            raise EnvironmentFailed(f"{where}: state() failed: {type(error).__name__}: {error}") from error
         flat = flat_states(self._env.state_space, states, self._env.num_envs, where)
         self._size = flat.shape[1] if self._size is None else self._size
         if flat.shape[1] != self._size:
@@ -70,10 +72,10 @@ class StateReader:
                 f"{where}: an agent is truncated and the episode is over, but the state before the automatic reset is "
                 "not told; let step_joint return JointStepResult(final_state=...), shaped as state()"
             )
-        final = flat_states(self._env.state_space, final_state, self._env.num_envs, where)
-        if final.shape != states.shape:
+        final = flat_states(self._env.state_space, final_state, self._env.num_envs, where, rows=envs[ended])
+        if final.shape[1] != states.shape[1]:
             raise ValueError(
                 f"{where}: final_state has {final.shape[1]} numbers, state() {states.shape[1]}; they must have as many"
             )
-        following[ended] = final[envs[ended]]
+        following[ended] = final
         return following
