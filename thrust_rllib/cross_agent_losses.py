@@ -17,11 +17,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import gymnasium as gym
 from torch import Tensor
 
+from thrust_rllib.envs.spaces import head_sizes
 from thrust_rllib.functional import jensen_shannon, linear_cka, redundancy_penalty
 from thrust_rllib.joint_batch import AgentID
 
@@ -114,7 +115,9 @@ class RedundancyPenalty(CrossAgentLoss):
         present: Mapping[AgentID, Tensor] | None,
     ) -> Tensor | None:
         """See the class."""
-        return redundancy_penalty(list(features.values()), _masks(features, present), normalization=self.normalization)
+        return redundancy_penalty(
+            list(features.values()), masks_of(features, present), normalization=self.normalization
+        )
 
     def __repr__(self) -> str:
         return f"RedundancyPenalty(normalization={self.normalization!r})"
@@ -139,29 +142,20 @@ class FeatureSimilarity(CrossAgentLoss):
         present: Mapping[AgentID, Tensor] | None,
     ) -> Tensor | None:
         """See the class."""
-        return linear_cka(list(features.values()), _masks(features, present))
+        return linear_cka(list(features.values()), masks_of(features, present))
 
     def __repr__(self) -> str:
         return "FeatureSimilarity()"
 
 
-class JensenShannon(CrossAgentLoss):
-    """Jensen-Shannon divergence of the agents' policies at the same time steps, in nats, mean over pairs of agents.
-
-    With a positive coefficient the team learns to act differently ("raise": the loss is -JS) or alike ("lower": the
-    loss is JS). As every reported loss, the metric is what is minimised: between -ln 2 and 0 with "raise", between 0
-    and ln 2 with "lower". With several heads (MultiDiscrete) it is the mean of the heads' divergences. A masked action
-    has probability 0, so that agents with different masks differ for that reason, too. The gradient fades as policies
-    become certain: agents that are sure of the same action are not parted. Frozen agents count, but only the others'
-    policies move.
+class ActionCoupling(CrossAgentLoss):
+    """Base of losses on how far apart the agents act, all of them in the same action space.
 
     Args:
-        direction: "raise" or "lower".
+        direction: "raise" (act differently: the loss is -distance) or "lower" (act alike: it is the distance).
 
     Raises:
         ValueError: another direction.
-
-    Source: Lin 1991, "Divergence measures based on the Shannon entropy".
     """
 
     needs_features = False
@@ -171,28 +165,36 @@ class JensenShannon(CrossAgentLoss):
         if direction not in ("raise", "lower"):
             raise ValueError(f"direction is {direction!r}; needed: 'raise' (act differently) or 'lower' (act alike)")
         self.direction: Literal["raise", "lower"] = direction
-        self._head_sizes: tuple[int, ...] | None = None
+        self._kind: Any = None
+
+    @abstractmethod
+    def kind(self, agent: AgentID, space: gym.Space) -> Any:
+        """What of an agent's space has to be the same for all; a `ValueError` where the distance is not defined."""
+
+    @abstractmethod
+    def distance(self, logits: Mapping[AgentID, Tensor], present: Mapping[AgentID, Tensor] | None, kind: Any) -> Tensor:
+        """Scalar, 0 where all act alike; `kind` as the method gave it."""
 
     def prepare(self, action_spaces: Mapping[AgentID, gym.Space]) -> None:
-        """Learns how many actions there are.
+        """Learns how the agents act.
 
         Args:
-            action_spaces: {agent: space}; all Discrete or MultiDiscrete with the same numbers of actions.
+            action_spaces: {agent: space}.
 
         Raises:
-            ValueError: another kind of space, or agents with different numbers of actions.
+            ValueError: a kind of space for which the distance is not defined, or agents with different actions.
         """
-        sizes = {agent: _head_sizes(agent, space) for agent, space in action_spaces.items()}
-        (first, needed), *others = sizes.items()
+        kinds = {agent: self.kind(agent, space) for agent, space in action_spaces.items()}
+        (first, needed), *others = kinds.items()
         for agent, own in others:
             if own != needed:
                 raise ValueError(
                     f"agents {first!r} and {agent!r} have different actions: {action_spaces[first]} and "
-                    f"{action_spaces[agent]}. JensenShannon compares agents with the same numbers of actions; give all "
+                    f"{action_spaces[agent]}. {type(self).__name__} compares agents with the same actions; give all "
                     "agents one action space and mask what an agent cannot do, or write a CrossAgentLoss for the "
                     "agents that can be compared."
                 )
-        self._head_sizes = needed
+        self._kind = needed
 
     def __call__(
         self,
@@ -206,31 +208,49 @@ class JensenShannon(CrossAgentLoss):
         Raises:
             ValueError: `prepare` was not called, or the logits do not fit the action spaces.
         """
-        if self._head_sizes is None:
+        if self._kind is None:
             raise ValueError(
-                "JensenShannon does not know the action spaces; call prepare({agent: space}) first, as the learner does"
+                f"{type(self).__name__} does not know the action spaces; call prepare({{agent: space}}) first, as the "
+                "learner does"
             )
-        divergence = jensen_shannon(list(logits.values()), _masks(logits, present), head_sizes=self._head_sizes)
-        return -divergence if self.direction == "raise" else divergence
+        distance = self.distance(logits, present, self._kind)
+        return -distance if self.direction == "raise" else distance
 
     def __repr__(self) -> str:
-        return f"JensenShannon(direction={self.direction!r})"
+        return f"{type(self).__name__}(direction={self.direction!r})"
 
 
-def _masks(by_agent: Mapping[AgentID, Tensor], present: Mapping[AgentID, Tensor] | None) -> list[Tensor] | None:
+class JensenShannon(ActionCoupling):
+    """Jensen-Shannon divergence of the agents' policies at the same time steps, in nats, mean over pairs of agents.
+
+    With a positive coefficient the team learns to act differently ("raise": the loss is -JS) or alike ("lower": the
+    loss is JS). As every reported loss, the metric is what is minimised: between -ln 2 and 0 with "raise", between 0
+    and ln 2 with "lower". With several heads (MultiDiscrete) it is the mean of the heads' divergences. A masked action
+    has probability 0, so that agents with different masks differ for that reason, too. The gradient fades as policies
+    become certain: agents that are sure of the same action are not parted. Frozen agents count, but only the others'
+    policies move. All agents act in Discrete or MultiDiscrete spaces with the same numbers of actions.
+
+    Source: Lin 1991, "Divergence measures based on the Shannon entropy".
+    """
+
+    def kind(self, agent: AgentID, space: gym.Space) -> tuple[int, ...]:
+        """Number of categories of each head."""
+        if (sizes := head_sizes(space)) is not None:
+            return sizes
+        why = " (between two normal distributions it has no closed form)" if isinstance(space, gym.spaces.Box) else ""
+        raise ValueError(
+            f"agent {agent!r} acts in {space}, for which JensenShannon is not defined{why}; needed: Discrete, or "
+            "MultiDiscrete with one axis. Leave the loss out, or couple the features with FeatureSimilarity or "
+            "RedundancyPenalty."
+        )
+
+    def distance(
+        self, logits: Mapping[AgentID, Tensor], present: Mapping[AgentID, Tensor] | None, kind: tuple[int, ...]
+    ) -> Tensor:
+        """See the class."""
+        return jensen_shannon(list(logits.values()), masks_of(logits, present), head_sizes=kind)
+
+
+def masks_of(by_agent: Mapping[AgentID, Tensor], present: Mapping[AgentID, Tensor] | None) -> list[Tensor] | None:
     """The presence of the agents in their order in `by_agent`."""
     return None if present is None else [present[agent] for agent in by_agent]
-
-
-def _head_sizes(agent: AgentID, space: gym.Space) -> tuple[int, ...]:
-    """Number of categories of each head."""
-    if isinstance(space, gym.spaces.Discrete):
-        return (int(space.n),)
-    if isinstance(space, gym.spaces.MultiDiscrete) and space.nvec.ndim == 1:
-        return tuple(space.nvec.tolist())
-    why = " (between two normal distributions it has no closed form)" if isinstance(space, gym.spaces.Box) else ""
-    raise ValueError(
-        f"agent {agent!r} acts in {space}, for which JensenShannon is not defined{why}; needed: Discrete, or "
-        "MultiDiscrete with one axis. Leave the loss out, or couple the features with FeatureSimilarity or "
-        "RedundancyPenalty."
-    )

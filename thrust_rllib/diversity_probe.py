@@ -22,6 +22,7 @@ from ray.rllib.core.distribution.torch.torch_distribution import (
 from torch import Tensor
 
 from thrust_rllib import functional as F
+from thrust_rllib.envs.spaces import head_sizes
 from thrust_rllib.joint_batch import ModuleID
 from thrust_rllib.joint_rows import ModuleRows
 from thrust_rllib.rl_modules.categorical import FactorizedCategorical
@@ -92,15 +93,6 @@ def alike_modules(modules: Mapping[ModuleID, Any]) -> list[list[ModuleID]]:
         else:
             groups.append([module_id])
     return [group for group in groups if len(group) > 1]
-
-
-def head_sizes(space: gym.Space) -> tuple[int, ...] | None:
-    """Categories of each head of a Discrete or MultiDiscrete space; None of another one."""
-    if isinstance(space, gym.spaces.Discrete):
-        return (int(space.n),)
-    if isinstance(space, gym.spaces.MultiDiscrete) and space.nvec.ndim == 1:
-        return tuple(space.nvec.tolist())
-    return None
 
 
 def _is_measured(module: Any) -> bool:

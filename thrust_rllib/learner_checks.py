@@ -5,26 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
 from ray.rllib.core.rl_module.apis import ValueFunctionAPI
 
 from thrust_rllib.cross_agent_losses import CrossAgentLoss
 from thrust_rllib.joint_batch import JointBatch, ModuleID
 from thrust_rllib.rl_modules.heads import has_conditional_heads
-from thrust_rllib.rl_modules.memory import MemoryLayout, RecurrentModules, in_first_state
+from thrust_rllib.rl_modules.memory import MemoryLayout, RecurrentModules
 from thrust_rllib.rl_modules.mlp import ENCODER_FEATURES
+from thrust_rllib.rl_modules.trial_pass import trial_outputs
 from thrust_rllib.teams import AgentToModule
 
 
 def check_modules(
     modules: Mapping[ModuleID, Any],
     losses: Mapping[str, CrossAgentLoss],
-    device: torch.device | str,
     with_values: bool = True,
 ) -> None:
     """Checks that every policy has values, if it needs them, and what the couplings read.
 
-    For the features two rows of zeros are tried.
+    Features are asked for by `trial_outputs`.
 
     Raises:
         ValueError: a module without `ValueFunctionAPI`, one without `encoder_features` for a coupling, one with
@@ -49,9 +48,7 @@ def check_modules(
             )
         if not readers:
             continue
-        zeros = torch.zeros(2, *module.observation_space.shape, device=device)
-        with torch.no_grad():
-            outputs = module.forward_train(in_first_state(module, zeros))
+        outputs = trial_outputs(module)
         if ENCODER_FEATURES not in outputs:
             raise ValueError(
                 f"cross-agent loss {readers[0]!r} reads the agents' features, but module {module_id!r} "

@@ -199,12 +199,8 @@ def check_trainable(
     if spec is not None:
         with torch.random.fork_rng(devices=[]):  # weights of a trial are nobody's
             added = {module_id: _built(module_id, spec).to(learner._device)}
-            check_modules(
-                added,
-                learner.config.cross_agent_losses,
-                learner._device,
-                with_values=not learner.config.critic_plan.has_network,
-            )
+            needs_values = not learner.config.critic_plan.has_network
+            check_modules(added, learner.config.cross_agent_losses, with_values=needs_values)
             if learner.config.auxiliary_targets:
                 feature_width(module_id, added[module_id])
         modules |= added

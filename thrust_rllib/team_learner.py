@@ -88,7 +88,7 @@ class TeamLearner(TorchLearner):
         config, ids = self.config, self._module_ids()
         modules = self._all_modules()
         policies = {m: modules[m] for m in ids}
-        check_modules(policies, config.cross_agent_losses, self._device, with_values=not self._plan.has_network)
+        check_modules(policies, config.cross_agent_losses, with_values=not self._plan.has_network)
         recurrent = RecurrentModules.of(modules)
         check_sequences(recurrent, config)
         self.head_names: dict[ModuleID, tuple[str, ...]] = {}

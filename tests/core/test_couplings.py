@@ -248,8 +248,8 @@ def test_a_plain_function_needs_no_hook():
     "spaces, message",
     [
         ([discrete(3), discrete(4)], r"'js': agents 'a0' and 'a1' have different actions: Discrete\(3\) and Discrete"),
-        ([discrete(5), gym.spaces.MultiDiscrete([3, 2])], "same numbers of actions"),
-        ([gym.spaces.MultiDiscrete([2, 3]), gym.spaces.MultiDiscrete([3, 2])], "same numbers of actions"),
+        ([discrete(5), gym.spaces.MultiDiscrete([3, 2])], "compares agents with the same actions"),
+        ([gym.spaces.MultiDiscrete([2, 3]), gym.spaces.MultiDiscrete([3, 2])], "compares agents with the same actions"),
         ([discrete(2), box(2)], r"'js': agent 'a1' acts in Box.*no closed form.*FeatureSimilarity"),
     ],
 )

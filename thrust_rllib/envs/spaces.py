@@ -123,6 +123,15 @@ def beside_action_mask(space: gym.Space) -> tuple[gym.Space, str | None]:
     return spaces.Dict(rest), None
 
 
+def head_sizes(space: gym.Space) -> tuple[int, ...] | None:
+    """Categories of each head of a Discrete, or of a MultiDiscrete with one axis; None of another space."""
+    if isinstance(space, spaces.Discrete):
+        return (int(space.n),)
+    if isinstance(space, spaces.MultiDiscrete) and space.nvec.ndim == 1:
+        return tuple(space.nvec.tolist())
+    return None
+
+
 def mask_length(action_space: gym.Space) -> int | None:
     """A, the number of logits a mask covers; None where the space cannot be masked."""
     if isinstance(action_space, spaces.Discrete):

@@ -14,8 +14,8 @@ from ray.rllib.utils.annotations import override
 from ray.rllib.utils.typing import ModuleID
 from torch import Tensor, nn
 
-from thrust_rllib.rl_modules.memory import in_first_state
 from thrust_rllib.rl_modules.mlp import ENCODER_FEATURES, linear, settings_of
+from thrust_rllib.rl_modules.trial_pass import trial_outputs
 
 
 class AuxiliaryHeads(TorchRLModule):
@@ -111,15 +111,12 @@ def auxiliary_heads_spec(specs: Mapping[ModuleID, RLModuleSpec], targets: Sequen
 
 
 def feature_width(module_id: ModuleID, module: RLModule) -> int:
-    """D, the width of a module's `encoder_features`, by a forward pass over two rows of zeros.
+    """D, the width of a module's `encoder_features`, see `trial_outputs`.
 
     Raises:
         ValueError: it gives none.
     """
-    device = next((p.device for p in module.parameters()), None)
-    obs = torch.zeros(2, *module.observation_space.shape, device=device)
-    with torch.no_grad():
-        outputs = module.forward_train(in_first_state(module, obs))
+    outputs = trial_outputs(module)
     if ENCODER_FEATURES not in outputs:
         raise ValueError(
             f"auxiliary_targets: module {module_id!r} ({type(module).__name__}) gives no features to predict from: its "
