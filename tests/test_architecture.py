@@ -25,14 +25,14 @@ LAYERS: dict[str, list[str]] = {
     "sampling": ["sampling.", "env_runner", "episode_runner"],
     "losses": [
         "ranks", "minibatches", "sequences", "joint_values", "valid_rows", "joint_advantages", "joint_rows", "audit",
-        "team_lives", "team_view", "team_rewards", "team_credit", "team_critics", "module_forward", "auxiliary",
-        "module_axis", "team_outputs",
+        "team_lives", "team_view", "team_rewards", "team_credit", "team_critics", "module_forward", "auxiliary_targets",
+        "module_axis", "auxiliary_losses", "team_outputs",
         "loss_settings", "joint_losses", "shared_minibatch", "minibatch_losses", "optimizer_pass", "coupling_gradients",
         "gradient_sum", "diversity_probe",
     ],
     "learning": [
         "metrics", "target_kl", "entropy_guard", "notices", "learner_checks", "learners_alike", "rollouts",
-        "multipliers", "team_learner", "update_inputs", "learner", "learner_group",
+        "multipliers", "learner_state", "team_learner", "update_inputs", "learner", "learner_group",
     ],
     "algorithm": [
         "unserved_options", "config_checks", "doors", "pipelines", "config", "team_changes",

@@ -13,7 +13,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from thrust_rllib.action_spread import ActionSpread
     from thrust_rllib.algorithm import JointPPO
-    from thrust_rllib.auxiliary import AuxiliaryTarget
+    from thrust_rllib.auxiliary_targets import AuxiliaryTarget
     from thrust_rllib.config import JointPPOConfig
     from thrust_rllib.connectors.episodes_to_joint_batch import EpisodesToJointBatch
     from thrust_rllib.constraints import Constraint
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _HOME_OF = {
     "ActionSpread": "action_spread",
-    "AuxiliaryTarget": "auxiliary",
+    "AuxiliaryTarget": "auxiliary_targets",
     "Constraint": "constraints",
     "CrossAgentLoss": "cross_agent_losses",
     "EpisodesToJointBatch": "connectors.episodes_to_joint_batch",

@@ -23,7 +23,7 @@ from ray.util import log_once
 from typing_extensions import Self
 
 from thrust_rllib import doors, pipelines, team_critics
-from thrust_rllib.auxiliary import AuxiliaryTarget, as_auxiliary_targets
+from thrust_rllib.auxiliary_targets import AuxiliaryTarget, as_auxiliary_targets
 from thrust_rllib.config_checks import check_heads, check_settings, check_team
 from thrust_rllib.connectors.team_codec import TeamCodec
 from thrust_rllib.constraints import Constraint, as_constraints

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as nn
 
 from thrust_rllib import functional as F
-from thrust_rllib.auxiliary import auxiliary_losses
+from thrust_rllib.auxiliary_losses import auxiliary_losses
 from thrust_rllib.cross_agent_losses import reads_features
 from thrust_rllib.joint_rows import JointRows
 from thrust_rllib.loss_settings import STATISTICS, LossSettings

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thrust_rllib.auxiliary import auxiliary_rows
+from thrust_rllib.auxiliary_targets import auxiliary_rows
 from thrust_rllib.functional import RunningMoments, stack_heads, standardize
 from thrust_rllib.joint_batch import AgentID, JointBatch, ModuleID, ModuleStreams
 from thrust_rllib.joint_values import ValuesOf

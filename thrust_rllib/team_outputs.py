@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from thrust_rllib import functional as F
-from thrust_rllib.auxiliary import auxiliary_predictions
+from thrust_rllib.auxiliary_losses import auxiliary_predictions
 from thrust_rllib.joint_batch import AgentID, ModuleID
 from thrust_rllib.joint_rows import JointRows
 from thrust_rllib.module_forward import forward_module, module_values

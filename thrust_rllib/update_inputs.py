@@ -13,6 +13,7 @@ from thrust_rllib.connectors.episodes_to_joint_batch import JOINT_BATCH
 from thrust_rllib.functional import has_head
 from thrust_rllib.joint_batch import JointBatch
 from thrust_rllib.joint_rows import JointRows, joint_rows
+from thrust_rllib.learner_state import ACTOR_OPTIMIZER
 from thrust_rllib.loss_settings import AuxiliarySettings, LossSettings
 from thrust_rllib.module_axis import Coefficients, ModuleAxis
 from thrust_rllib.module_forward import module_values
@@ -20,7 +21,7 @@ from thrust_rllib.optimizer_pass import OptimizerPass
 from thrust_rllib.rl_modules.learner_modules import TEAM_CRITIC
 from thrust_rllib.rl_modules.memory import RecurrentModules
 from thrust_rllib.sequences import ModuleSequences
-from thrust_rllib.team_learner import ACTOR_OPTIMIZER, CRITIC_OPTIMIZER, TeamLearner
+from thrust_rllib.team_learner import CRITIC_OPTIMIZER, TeamLearner
 
 
 class UpdateInputs(TeamLearner):

@@ -27,7 +27,8 @@ from thrust_rllib.checkpoints import check_is_checkpoint
 from thrust_rllib.connectors.observation_normalizer import ObservationNormalizer
 from thrust_rllib.envs.names import nearest
 from thrust_rllib.joint_batch import ModuleID
-from thrust_rllib.team_learner import JOINT_STATE, TeamLearner
+from thrust_rllib.learner_state import JOINT_STATE
+from thrust_rllib.team_learner import TeamLearner
 
 logger = logging.getLogger(__name__)
 

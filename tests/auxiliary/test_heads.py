@@ -12,7 +12,7 @@ from tests.functional.helpers import assert_matches
 from tests.learners.threads import talk
 from tests.support import box, discrete
 from thrust_rllib import GRUModule, LSTMModule, MLPModule
-from thrust_rllib.auxiliary import auxiliary_losses, auxiliary_predictions
+from thrust_rllib.auxiliary_losses import auxiliary_losses, auxiliary_predictions
 from thrust_rllib.joint_rows import ModuleRows
 from thrust_rllib.module_axis import ModuleAxis
 from thrust_rllib.ranks import ALONE

@@ -14,12 +14,8 @@ from hypothesis import strategies as st
 from tests.auxiliary import reference
 from tests.functional.helpers import assert_matches, dtypes, examples, random_array, random_mask, seeds
 from tests.support import hand_batch, hand_streams
-from thrust_rllib.auxiliary import (
-    AuxiliaryTarget,
-    as_auxiliary_targets,
-    auxiliary_losses,
-    auxiliary_rows,
-)
+from thrust_rllib.auxiliary_losses import auxiliary_losses
+from thrust_rllib.auxiliary_targets import AuxiliaryTarget, as_auxiliary_targets, auxiliary_rows
 from thrust_rllib.module_axis import ModuleAxis
 from thrust_rllib.valid_rows import ValidRows
 
