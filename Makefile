@@ -51,7 +51,7 @@ demo-short: $(STAMP)  ## the same for two iterations, in a temporary folder
 	@dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && \
 		$(BIN)/thrust-rllib train bucket_brigade --iterations 2 --output "$$dir/run"
 
-test: $(STAMP)  ## the default tests (up to 10 minutes)
+test: $(STAMP)  ## the default tests (up to 30 minutes)
 	$(BIN)/python -m pytest $(ARGS)
 
 check: lint format-check types test demo-short  ## everything that CI checks
