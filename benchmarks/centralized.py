@@ -17,7 +17,7 @@ Each has a file in `benchmarks/ctde/` with its settings, adds its rows to `resul
 stands there. Settings were chosen with seeds from 100 on; those of the tables were run once. Scores are of the last
 weights.
 
-Takes from 1 to 10 minutes each with --jobs 2; a run is a process with one torch thread.
+Takes about 1 to 10 minutes each with --jobs 2; a run is a process with one torch thread.
 """
 
 from __future__ import annotations

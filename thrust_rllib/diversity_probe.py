@@ -64,8 +64,8 @@ def probe_diversity(
 
     Returns:
         {group: {statistic: number}}. A group is called by its first module and the number of the others, e.g.
-        "agent_0+3". Modules without another of their kind, groups in which nobody acted, and policies for which no
-        statistic is defined (other distributions, heads that depend on another) are left out.
+        "agent_0_and_3_more". Modules without another of their kind, groups in which nobody acted, and policies for
+        which no statistic is defined (other distributions, heads that depend on another) are left out.
     """
     found: dict[str, dict[str, float]] = {}
     acted = dict(zip(rows, present.cpu().split([len(mine.agents) for mine in rows.values()]), strict=True))
@@ -75,7 +75,7 @@ def probe_diversity(
             statistics = {} if logits is None else _statistics(modules[group[0]].action_space, logits)
             if statistics:
                 numbers = torch.stack(list(statistics.values())).tolist()
-                found[f"{group[0]}+{len(group) - 1}"] = dict(zip(statistics, numbers, strict=True))
+                found[f"{group[0]}_and_{len(group) - 1}_more"] = dict(zip(statistics, numbers, strict=True))
     return found
 
 

@@ -34,7 +34,7 @@ def measure(target: float, seed: int, steps: int) -> list[Row]:
     path = f"learners/__all_modules__/constraints/{NAME}"
     watched = {"return": "env_runners/episode_return_mean"}
     watched |= {name: f"{path}/{name}" for name in ("cost", "multiplier")}
-    watched["probe"] = "learners/__all_modules__/diversity/agent_0+2/total_variation"
+    watched["probe"] = "learners/__all_modules__/diversity/agent_0_and_2_more/total_variation"
     with trainer(config_of(target, seed, steps)) as algo:
         progress = train_through(algo, steps, watched)
         num_agents = len(algo.config.policy_mapping_fn.table)

@@ -26,7 +26,7 @@ def test_every_metric_is_described(build):
         "learners/agent_0/auxiliary_loss/covered",
         "learners/agent_2/auxiliary_accuracy/collisions",
         "learners/__all_modules__/constraints/collisions/saturated",
-        "learners/__all_modules__/diversity/agent_0+2/jensen_shannon",
+        "learners/__all_modules__/diversity/agent_0_and_2_more/jensen_shannon",
     ):
         assert path in found, path
 
@@ -45,9 +45,11 @@ def test_diversity_is_measured_every_so_many_updates(interval, measured, monkeyp
     learner, runner, told = make_learner(config), make_runner(config), []
     updates = []
     probe = "thrust_rllib.learner.probe_diversity"
-    monkeypatch.setattr(probe, lambda *args: updates.append(len(told)) or {"agent_0+2": {"total_variation": 0.25}})
+    monkeypatch.setattr(
+        probe, lambda *args: updates.append(len(told)) or {"agent_0_and_2_more": {"total_variation": 0.25}}
+    )
     for _ in range(4):
         told.append(update(learner, runner.sample(num_timesteps=64))["__all_modules__"])
     assert set(updates) == measured
     for results in told:  # between them the last known
-        assert results.get("diversity") == ({"agent_0+2": {"total_variation": 0.25}} if interval else None)
+        assert results.get("diversity") == ({"agent_0_and_2_more": {"total_variation": 0.25}} if interval else None)

@@ -88,7 +88,7 @@ def test_updates_are_those_of_one_learner(name, size):
     for word in [text for start, text in words.items() if name.startswith(start)]:
         assert any(word in path for path in told)
     if case.kinds is KINDS:
-        assert any("/diversity/a0+1/total_variation" in path for path in told)
+        assert any("/diversity/a0_and_1_more/total_variation" in path for path in told)
 
 
 def test_random_rollouts_have_every_number_that_is_asked_for():

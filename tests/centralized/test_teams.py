@@ -209,11 +209,11 @@ def test_diversity_of_a_team_that_is_no_more_is_not_reported(build):
     def reported():
         return sorted(algo.train()["learners"]["__all_modules__"].get("diversity", {}))
 
-    assert reported() == ["agent_0+2"]
+    assert reported() == ["agent_0_and_2_more"]
     algo.add_module("a_late")  # it plays nobody, and is not measured
-    assert reported() == ["agent_0+2"]
+    assert reported() == ["agent_0_and_2_more"]
     algo.add_module("b_late", new_agent_to_module_mapping_fn=plays(agent_0="b_late"))
-    assert [reported(), reported()] == [[], ["agent_1+2"]]
+    assert [reported(), reported()] == [[], ["agent_1_and_2_more"]]
 
 
 def test_a_module_that_plays_no_agent_waits_beside_ratios_of_heads(build):

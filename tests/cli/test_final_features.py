@@ -55,7 +55,7 @@ def test_a_training_run_writes_it_and_its_page(ray_session, tmp_path):
     assert code == 0 and "no feature correlation" not in out
     page = (tmp_path / "run" / "report" / "report.html").read_text("utf-8")
     assert FeatureCorrelation.read(tmp_path / "run" / FILE).agents == ["agent_0", "agent_1"]
-    assert page.count("data:image/png") == 3
+    assert page.count("data:image/png") == 4  # curves, diversity, two of the features
     code, out, _ = thrust_rllib(
         "train", "CartPole-v1", *TINY, "--iterations", 1, "--eval-episodes", 0, "--output", tmp_path / "alone"
     )

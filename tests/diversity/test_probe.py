@@ -100,17 +100,17 @@ def test_every_module_sees_the_same_observations(space, absence):
     present = np.random.default_rng(1).random((4, 20)) < 0.5 if absence else None
     rows = joint_rows(present=present)
     found = probe_diversity(modules, *rows)
-    assert list(found) == ["p+2"]
+    assert list(found) == ["p_and_2_more"]
     wanted = expected(space, logits_of(modules, shown(*rows)))
-    assert found["p+2"] == pytest.approx(wanted, rel=1e-5) and min(wanted.values()) > 0.05
+    assert found["p_and_2_more"] == pytest.approx(wanted, rel=1e-5) and min(wanted.values()) > 0.05
     # Each at its own observations gives something else.
     own = logits_of({"p": modules["p"]}, shown(*rows)) + logits_of({"q": modules["q"]}, shown(*rows).flip(0))
-    assert found["p+2"] != pytest.approx(expected(space, own), rel=1e-2)
+    assert found["p_and_2_more"] != pytest.approx(expected(space, own), rel=1e-2)
 
 
 def test_equal_policies_have_no_diversity():
     modules = {module_id: module(7) for module_id in TEAM}
-    found = probe_diversity(modules, *joint_rows())["p+2"]
+    found = probe_diversity(modules, *joint_rows())["p_and_2_more"]
     assert found == pytest.approx(dict.fromkeys(found, 0.0), abs=1e-6)
 
 
@@ -118,7 +118,7 @@ def test_modules_are_compared_with_their_kind_only():
     modules = team()
     modules["q"] = module(1, "box")
     assert alike_modules(modules) == [["p", "r"]]
-    assert list(probe_diversity(modules, *joint_rows())) == ["p+1"]
+    assert list(probe_diversity(modules, *joint_rows())) == ["p_and_1_more"]
     modules["r"] = module(2, obs_size=2)
     assert probe_diversity(modules, *joint_rows()) == {}
     many = {"a": module(0), "b": module(0, "box"), "c": module(0), "d": module(0, "box"), "e": module(0)}
@@ -164,7 +164,7 @@ class Counting(MLPModule):
 def test_batch_statistics_stay_the_modules_own():
     modules = team(module_class=Counting)
     before = {m: {name: x.clone() for name, x in built.named_buffers()} for m, built in modules.items()}
-    assert probe_diversity(modules, *joint_rows())["p+2"]["total_variation"] > 0
+    assert probe_diversity(modules, *joint_rows())["p_and_2_more"]["total_variation"] > 0
     for m, built in modules.items():
         assert before[m] and all(torch.equal(x, before[m][name]) for name, x in built.named_buffers())
     modules["p"].forward_train({"obs": torch.ones(5, 3)})  # it could fail
@@ -189,8 +189,8 @@ def test_many_rows_are_sampled_the_same_each_time_and_nothing_else_is_drawn():
     assert np.histogram(places, bins=4, range=(0, 3000))[0].min() > MAX_ROWS / 8
     assert (
         abs(
-            probe_diversity(modules, *joint_rows(3000, seed=1))["p+2"]["total_variation"]
-            - first["p+2"]["total_variation"]
+            probe_diversity(modules, *joint_rows(3000, seed=1))["p_and_2_more"]["total_variation"]
+            - first["p_and_2_more"]["total_variation"]
         )
         < 0.1
     )
@@ -200,7 +200,7 @@ def test_nobody_there_gives_nothing():
     assert probe_diversity(team(), *joint_rows(present=np.zeros((4, 20), bool))) == {}
     alone = np.zeros((4, 20), bool)
     alone[2, 5] = True
-    found = probe_diversity(team(), *joint_rows(present=alone))["p+2"]
+    found = probe_diversity(team(), *joint_rows(present=alone))["p_and_2_more"]
     assert found["total_variation"] == pytest.approx(found["total_variation_time_averaged"], rel=1e-5)
 
 
@@ -212,11 +212,11 @@ def test_masks_belong_to_the_observation():
     plain = probe_diversity(team(), *joint_rows())
     assert probe_diversity(team(), *joint_rows(masks=free)) == plain
     # Nothing to choose in the rows of q's agents, which are every second one.
-    found = probe_diversity(team(), *joint_rows(masks={"q": one}))["p+2"]["total_variation"]
+    found = probe_diversity(team(), *joint_rows(masks={"q": one}))["p_and_2_more"]["total_variation"]
     obs = shown(*joint_rows())
     own = [k for k in range(number) if k % 4 in (0, 3)]
     wanted = reference.total_variation(logits_of(team(), obs[own]), None, [4]) / 2
-    assert found == pytest.approx(wanted, rel=1e-5) and found < plain["p+2"]["total_variation"]
+    assert found == pytest.approx(wanted, rel=1e-5) and found < plain["p_and_2_more"]["total_variation"]
 
 
 @pytest.mark.parametrize("module_class", [LSTMModule, GRUModule])
@@ -227,7 +227,7 @@ def test_modules_with_a_memory_begin_an_episode(module_class):
         state = {name: x.expand(len(obs), -1) for name, x in built.get_initial_state().items()}
         outputs = built.forward_train({"obs": obs[:, None], "state_in": state})["action_dist_inputs"]
         logits.append(outputs[:, 0].detach().double().numpy())
-    assert probe_diversity(modules, *rows)["p+2"] == pytest.approx(expected("discrete", logits), rel=1e-5)
+    assert probe_diversity(modules, *rows)["p_and_2_more"] == pytest.approx(expected("discrete", logits), rel=1e-5)
 
 
 def test_it_leaves_no_gradient_behind():

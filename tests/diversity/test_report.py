@@ -24,12 +24,12 @@ def titles(figure):
 def test_curves_are_read(tmp_path):
     folder = write_progress(
         tmp_path / "run",
-        diversity={"a_0+1": DISCRETE, "agent_0+3": ["system_neural_diversity"]},
+        diversity={"a_0_and_1_more": DISCRETE, "agent_0_and_3_more": ["system_neural_diversity"]},
         targets=("lambda2", "x"),
     )
     curves = read_curves(folder / "progress.csv")
     assert set(curves.diversity) == {*DISCRETE, "system_neural_diversity"}
-    values = curves.diversity["jensen_shannon"]["a_0+1"]
+    values = curves.diversity["jensen_shannon"]["a_0_and_1_more"]
     assert np.flatnonzero(np.isfinite(values)).tolist() == [0, 5, 10, 15, 20, 25] and values[5] == 0.06
     assert list(curves.auxiliary_accuracy) == ["lambda2", "x"]
     assert curves.auxiliary_accuracy["x"]["agent_1"][1] == 0.5
@@ -40,7 +40,10 @@ def test_curves_are_read(tmp_path):
 
 def test_one_run_has_a_panel_for_each_statistic_and_target(tmp_path):
     folder = write_progress(
-        tmp_path / "run", 4, diversity={"agent_0+1": DISCRETE, "agent_2+1": DISCRETE}, targets=("lambda2",)
+        tmp_path / "run",
+        4,
+        diversity={"agent_0_and_1_more": DISCRETE, "agent_2_and_1_more": DISCRETE},
+        targets=("lambda2",),
     )
     figure = diversity_curves(groups_of(folder), "title")
     assert titles(figure) == [
@@ -48,7 +51,7 @@ def test_one_run_has_a_panel_for_each_statistic_and_target(tmp_path):
         "Accuracy: lambda2",
     ]  # fmt: skip
     first, *_, accuracy = figure.axes
-    assert [text.get_text() for text in first.get_legend().get_texts()] == ["agent_0+1", "agent_2+1"]
+    assert [text.get_text() for text in first.get_legend().get_texts()] == ["agent_0_and_1_more", "agent_2_and_1_more"]
     drawn = [line for line in first.lines if not line.get_label().startswith("_")]
     assert len(drawn) == 2 and drawn[0].get_marker() == "o"
     assert drawn[0].get_xdata().tolist() == [64, 64 * 6, 64 * 11, 64 * 16, 64 * 21, 64 * 26]
@@ -65,7 +68,7 @@ def test_groups_are_compared(tmp_path):
         write_progress(
             write_config(tmp_path / f"run_{lr}_{seed}", seed=seed, lr=lr),
             offset=lr + seed,
-            diversity={"agent_0+1": DISCRETE},
+            diversity={"agent_0_and_1_more": DISCRETE},
         )
         for lr in (1, 2)
         for seed in (0, 1)
@@ -90,10 +93,10 @@ def test_a_report_has_the_figure_only_where_a_run_has_the_numbers(tmp_path):
     assert diversity_curves(groups_of(plain), "title") is None
     report = compare_runs([plain], tmp_path / "first")
     assert not (report.folder / "diversity.png").exists() and "Diversity" not in report.page.read_text()
-    measured = write_progress(tmp_path / "measured", diversity={"agent_0+1": DISCRETE})
+    measured = write_progress(tmp_path / "measured", diversity={"agent_0_and_1_more": DISCRETE})
     before = titles(learning_curves(groups_of(plain), "title"))
     assert titles(learning_curves(groups_of(measured), "title")) == before
-    both = write_progress(tmp_path / "both", diversity={"agent_0+1": DISCRETE}, targets=("x",))
+    both = write_progress(tmp_path / "both", diversity={"agent_0_and_1_more": DISCRETE}, targets=("x",))
     report = compare_runs([both, plain], tmp_path / "second")
     assert (report.folder / "diversity.png").stat().st_size > 10_000
     assert "<h2>Diversity and auxiliary targets</h2>" in report.page.read_text()

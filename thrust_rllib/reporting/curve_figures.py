@@ -78,8 +78,8 @@ def diversity_caption(groups: Sequence[RunGroup]) -> str:
     if any(run.diversity for run in runs):
         text = (
             "Diversity: distance of the modules' action distributions on the same observations, mean over pairs; dots "
-            "are the updates that measured it, not averaged over iterations. A name such as agent_0+3 is that of the "
-            "first of 4 modules with the same spaces. "
+            "are the updates that measured it, not averaged over iterations. A name such as agent_0_and_3_more is that "
+            "of the first of 4 modules with the same spaces. "
         )
         if len(groups) > 1 and any(len(kinds) > 1 for run in runs for kinds in run.diversity.values()):
             text += "Mean over such groups of modules. "
