@@ -47,7 +47,7 @@ class AuxiliaryLosses:
     |----------|--------|-------------------------------------------------------------------------------|
     | weighted | [m]    | Σ_k weight_k · loss_k of each module: belongs to the actor's loss             |
     | losses   | [K, m] | before their weights, without gradient                                        |
-    | accuracy | [K, m] | 1 − median relative error, in [0, 1], see `functional.relative_accuracy`      |
+    | accuracy | [K, m] | 1 − median relative error, in [0, 1]: `functional.relative_accuracy`          |
     """
 
     weighted: Tensor

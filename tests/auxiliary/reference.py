@@ -38,9 +38,8 @@ def accuracy(predictions, targets, present, sizes):
     for k in range(len(predictions)):
         for m, agents in enumerate(agents_of(sizes)):
             rows = [(i, b) for i in agents for b in range(present.shape[1]) if present[i, b]]
-            relative = [
-                abs(predictions[k, i, b] - targets[k, i, b]) / max(abs(targets[k, i, b]), 1e-8) for i, b in rows
-            ]
+            rows = [(i, b) for i, b in rows if abs(targets[k, i, b]) > 1e-3]
+            relative = [abs(predictions[k, i, b] - targets[k, i, b]) / abs(targets[k, i, b]) for i, b in rows]
             found[k, m] = min(max(1 - np.median(relative), 0.0), 1.0) if rows else 0.0
     return found
 

@@ -47,7 +47,7 @@ def test_gradients():
 @given(seed=seeds, B=st.integers(1, 9), masked=st.booleans())
 def test_accuracy_equals_the_loops(dtype, seed, B, masked):
     rng = np.random.default_rng(seed)
-    y = random_array(rng, (3, 2, B), dtype)
+    y = random_array(rng, (3, 2, B), dtype) * torch.from_numpy(rng.random((3, 2, B)) < 0.7)  # some are 0
     p = y + 0.4 * random_array(rng, (3, 2, B), dtype)
     mask = random_mask(rng, (2, B), 0.6) if masked else None
     here = np.ones((2, B), bool) if mask is None else mask.numpy()
@@ -67,7 +67,9 @@ def test_accuracy_by_hand():
     assert relative_accuracy(y * (1 - errors), y, three) == pytest.approx(0.8)
     assert relative_accuracy(y, y, ~three & three) == 0 and relative_accuracy(y[:0], y[:0]) == 0
     zeros = torch.zeros(3)
-    assert relative_accuracy(zeros, zeros) == 1 and relative_accuracy(zeros + 1e-3, zeros) == 0
+    assert relative_accuracy(zeros, zeros) == 0 and relative_accuracy(zeros + 1, zeros + 1e-3) == 0
+    rare = torch.tensor([0.0, 2.0, 0.0, 0.0])
+    assert relative_accuracy(torch.tensor([5.0, 1.5, -3.0, 9.0]), rare) == 0.75
     assert not relative_accuracy(y.clone().requires_grad_(), y).requires_grad
 
 

@@ -183,7 +183,8 @@ class CentralTrainer(TeamTrainer):
                 total = total + self.weights[k] * self._mean(error)
                 self._tell(module_id, f"auxiliary_loss/{name}", error)
                 if len(p):
-                    relative = np.median((distance / y.abs().clamp(min=1e-8)).detach().numpy())
+                    large = y.abs() > 1e-3
+                    relative = np.median((distance / y.abs())[large].detach().numpy()) if large.any() else 1.0
                     accuracy = np.array([min(max(1 - relative, 0.0), 1.0)])
                     self._parts.setdefault(module_id, {})[f"auxiliary_accuracy/{name}"] = [accuracy]
         return total

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from thrust_rllib.functional._checks import check_same_shape
 
-SMALLEST_TARGET = 1e-8
+SMALLEST_TARGET = 1e-3
+"""Smaller ones do not count in `relative_accuracy`."""
 
 
 def squared_error(predictions: Tensor, targets: Tensor) -> Tensor:
@@ -49,10 +50,10 @@ def huber_error(predictions: Tensor, targets: Tensor, delta: float = 1.0) -> Ten
 def relative_accuracy(predictions: Tensor, targets: Tensor, mask: Tensor | None = None) -> Tensor:
     """One minus the median relative error over the last dimension, cut to [0, 1].
 
-    1 - median |p - y| / max(|y|, 1e-8)
+    1 - median |p - y| / |y| over the rows with |y| > 0.001
 
-    The median of an even number of errors is the mean of the two in the middle. Targets of 0 count as missed unless
-    they are predicted exactly: where half of them are 0 this number says nothing.
+    The median of an even number of errors is the mean of the two in the middle. Targets of 0 have no relative error:
+    they are left out.
 
     Args:
         predictions: [..., R] p.
@@ -64,6 +65,8 @@ def relative_accuracy(predictions: Tensor, targets: Tensor, mask: Tensor | None 
 
     Raises:
         ValueError: the shapes differ, or the mask is not bool or does not broadcast to them.
+
+    Source: the seed's metric, which counts connected steps, λ₂ > 0.001.
     """
     check_same_shape("predictions", predictions, "targets", targets)
     if mask is not None and (mask.dtype != torch.bool or not _broadcasts(mask.shape, predictions.shape)):
@@ -74,12 +77,11 @@ def relative_accuracy(predictions: Tensor, targets: Tensor, mask: Tensor | None 
     if not predictions.shape[-1]:
         return predictions.new_zeros(predictions.shape[:-1])
     with torch.no_grad():
-        errors = (predictions - targets).abs() / targets.abs().clamp(min=SMALLEST_TARGET)
-        if mask is None:
-            count = torch.full(errors.shape[:-1], errors.shape[-1], device=errors.device)
-        else:
-            errors = errors.masked_fill(~mask, torch.inf)
-            count = mask.expand(errors.shape).sum(-1)
+        counts = targets.abs() > SMALLEST_TARGET
+        if mask is not None:
+            counts = counts & mask
+        errors = ((predictions - targets) / targets).abs().masked_fill(~counts, torch.inf)
+        count = counts.sum(-1)
         ordered = errors.sort(-1).values
         middle = torch.stack([(count - 1) // 2, count // 2], dim=-1).clamp(min=0)
         accuracy = (1 - ordered.gather(-1, middle).mean(-1)).clamp(0, 1)

@@ -84,7 +84,9 @@ def diversity_caption(groups: Sequence[RunGroup]) -> str:
         if len(groups) > 1 and any(len(kinds) > 1 for run in runs for kinds in run.diversity.values()):
             text += "Mean over such groups of modules. "
     if any(run.auxiliary_accuracy for run in runs):
-        text += "Accuracy: 1 − median relative error of the predictions of an auxiliary target, cut to [0, 1]"
+        text += (
+            "Accuracy: 1 − median relative error of the predictions of an auxiliary target that is not 0, cut to [0, 1]"
+        )
         text += ", mean over modules. " if len(groups) > 1 else ". "
         text += _lines_in_words(groups)
     elif max(len(group.runs) for group in groups) > 1:
