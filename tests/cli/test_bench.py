@@ -35,8 +35,8 @@ KILLED = "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n"
 SLEEPS = """
 import os, subprocess, sys, time
 subprocess.Popen(["sleep", "100"])
-print("ready", os.getpid(), flush=True)
 try:
+    print("ready", os.getpid(), flush=True)
     time.sleep(100)
 except KeyboardInterrupt:
     print("tidied up", flush=True)
