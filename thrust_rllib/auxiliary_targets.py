@@ -5,9 +5,8 @@ Letters: K targets, N agents, M joint rows; others as in `joint_batch`.
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,6 +17,7 @@ from torch import Tensor
 from thrust_rllib.envs.names import nearest
 from thrust_rllib.functional import huber_error, squared_error
 from thrust_rllib.joint_batch import JointBatch
+from thrust_rllib.options import named_objects
 from thrust_rllib.valid_rows import ValidRows
 
 ERRORS = {"mse": squared_error, "huber": huber_error}
@@ -65,32 +65,7 @@ def as_auxiliary_targets(value: Any) -> tuple[AuxiliaryTarget, ...]:
     Raises:
         ValueError: something else, an argument that does not exist, or two targets of one name.
     """
-    if isinstance(value, (str, Mapping, AuxiliaryTarget)) or not isinstance(value, Iterable):
-        raise ValueError(
-            f"auxiliary_targets={value!r}; needed: a tuple of AuxiliaryTarget objects, "
-            "(AuxiliaryTarget('distance'),), or of dicts of their arguments"
-        )
-    targets = tuple(_as_target(given) for given in value)
-    names = [target.name for target in targets]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ValueError(f"auxiliary_targets has {twice} more than once; give each target once, with one weight")
-    return targets
-
-
-def _as_target(given: Any) -> AuxiliaryTarget:
-    if isinstance(given, Mapping):
-        known = [field.name for field in dataclasses.fields(AuxiliaryTarget)]
-        for key in given:
-            if key not in known:
-                raise ValueError(f"an auxiliary target has no {key!r}; it has {known}{nearest(str(key), known)}")
-        if "name" not in given:
-            raise ValueError(f"the auxiliary target {dict(given)} lacks 'name', that of an extra")
-        return AuxiliaryTarget(**given)
-    if not isinstance(given, AuxiliaryTarget):
-        raise ValueError(
-            f"auxiliary_targets has {given!r}; needed: AuxiliaryTarget(name, …) or a dict of its arguments"
-        )
-    return given
+    return named_objects("auxiliary_targets", value, AuxiliaryTarget)
 
 
 def auxiliary_rows(batches: Sequence[JointBatch], valid: ValidRows, names: Sequence[str], present: Tensor) -> Tensor:

@@ -10,15 +10,15 @@ A cost that the environment returns as an extra makes rewards smaller; a couplin
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import numbers
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal, get_args
 
 from thrust_rllib.envs.names import nearest
 from thrust_rllib.functional.multipliers import Sense
+from thrust_rllib.options import named_objects
 
 DEFAULT_CAP = 100.0
 
@@ -174,30 +174,7 @@ def as_constraints(value: Any) -> tuple[Constraint, ...]:
     Raises:
         ValueError: something else, an argument that does not exist, or two constraints of one name.
     """
-    if isinstance(value, (str, Mapping, Constraint)) or not isinstance(value, Iterable):
-        raise ValueError(
-            f"constraints={value!r}; needed: a tuple of Constraint objects, (Constraint(…),), or of dicts of their "
-            "arguments"
-        )
-    known = [field.name for field in dataclasses.fields(Constraint)]
-    found: dict[str, Constraint] = {}
-    for given in value:
-        if isinstance(given, Mapping):
-            for key in given:
-                if key not in known:
-                    raise ValueError(f"a constraint has no {key!r}; it has {known}{nearest(str(key), known)}")
-            if missing := [key for key in ("name", "limit") if key not in given]:
-                raise ValueError(f"the constraint {dict(given)} lacks {missing}")
-            given = Constraint(**given)
-        if not isinstance(given, Constraint):
-            raise ValueError(f"constraints has {given!r}; needed: Constraint(name, limit, mechanism, …)")
-        if given.name in found:
-            raise ValueError(
-                f"two constraints are called {given.name!r}; needed: one for each cost. Return the cost under a second "
-                "name to bound it twice"
-            )
-        found[given.name] = given
-    return tuple(found.values())
+    return named_objects("constraints", value, Constraint)
 
 
 def check_couplings(

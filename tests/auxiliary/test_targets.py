@@ -59,16 +59,16 @@ def test_a_wrong_target_is_an_early_error(arguments, message):
 
 def test_a_wrong_option_is_an_early_error():
     for wrong in ("lambda2", AuxiliaryTarget("a"), {"name": "a"}, None):
-        with pytest.raises(ValueError, match=r"needed: a tuple of AuxiliaryTarget objects, \(AuxiliaryTarget\('dist"):
+        with pytest.raises(ValueError, match=r"needed: a tuple of AuxiliaryTarget\(name, …\), or dicts"):
             as_auxiliary_targets(wrong)
     for wrong, message in (
         ("lambda2", "auxiliary_targets has 'lambda2'; needed: AuxiliaryTarget"),
         ({"name": "a", "wieght": 1.0}, "has no 'wieght'.*did you mean 'weight'"),
-        ({"weight": 1.0}, "lacks 'name'"),
+        ({"weight": 1.0}, r"lacks \['name'\]"),
     ):
         with pytest.raises(ValueError, match=message):
             as_auxiliary_targets([wrong])
-    with pytest.raises(ValueError, match=r"\['a'\] more than once"):
+    with pytest.raises(ValueError, match="auxiliary_targets has 'a' more than once"):
         as_auxiliary_targets((AuxiliaryTarget("a"), AuxiliaryTarget("a", "huber")))
 
 

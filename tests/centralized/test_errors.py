@@ -102,7 +102,9 @@ def test_what_an_error_says(name):
     ids=["a Box beside", "names", "a compiled cost"],
 )
 def test_what_may_be_set(config):
-    config.copy(copy_frozen=False).validate()
+    config = config.copy(copy_frozen=False)
+    config.validate()
+    assert (config.critic_plan.critic, config.critic_plan.credit) == (config.critic, config.credit)
 
 
 def test_a_target_that_no_environment_gives_is_an_error_at_the_first_update():
@@ -129,6 +131,6 @@ def test_constraints_may_be_dicts_as_tune_gives_them():
     learner = make_learner(config)
     results = update(learner, make_runner(config).sample(num_timesteps=64))["__all_modules__"]
     assert config.constraints == (Constraint(**given),) and results["constraints"]["collisions"]["limit"] == 0.01
-    with pytest.raises(ValueError, match="a constraint has no 'limt'"):
+    with pytest.raises(ValueError, match="constraints: Constraint has no 'limt'; .*did you mean 'limit'"):
         plain.copy(copy_frozen=False).update_from_dict({"constraints": [{"name": "c", "limt": 1.0}]}).validate()
     assert dataclasses.replace(LIMIT, limit=0.01) == LIMIT

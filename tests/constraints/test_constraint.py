@@ -89,14 +89,14 @@ def test_it_is_plain_data():
 @pytest.mark.parametrize(
     "value, message",
     [
-        (Constraint("c", 1, **PID), "needed: a tuple of Constraint objects"),
+        (Constraint("c", 1, **PID), r"needed: a tuple of Constraint\(name, limit, …\), or dicts of its"),
         ("cost", "needed: a tuple"),
         (None, "needed: a tuple"),
         ({"name": "c", "limit": 1}, "needed: a tuple"),
         (("cost",), "constraints has 'cost'"),
         (({"name": "c", "limit": 1, "mechansim": "pid"},), "has no 'mechansim'.*did you mean 'mechanism'"),
         (({"name": "c"},), r"lacks \['limit'\]"),
-        ((Constraint("c", 1, **PID), Constraint("c", 2, **PID)), "two constraints are called 'c'"),
+        ((Constraint("c", 1, **PID), Constraint("c", 2, **PID)), "constraints has 'c' more than once"),
     ],
 )
 def test_wrong_options(value, message):

@@ -173,7 +173,9 @@ def test_a_joint_clip_has_one_limit():
     ],
 )
 def test_what_may_be_set(case):
-    config_of(case).validate()
+    config = config_of(case)
+    config.validate()
+    assert (config.critic_plan.critic, config.critic_plan.credit) == (config.critic, config.credit)
 
 
 @pytest.mark.parametrize("name", ["team_critic", "auxiliary_heads"])
