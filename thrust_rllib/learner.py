@@ -4,8 +4,8 @@
 keep one permutation per module (`MiniBatchCyclicIterator`), so that row k of two modules is not the same time step, and
 in that it takes frozen modules out of the batch, where a coupling could no longer read them.
 
-The file is longer than others so that an update is read from top to bottom in one place. What a learner keeps from
-update to update stands in `team_learner`, what it prepares for one in `update_inputs`.
+An update is read from top to bottom in one place. What a learner keeps from update to update stands in `team_learner`,
+its state in `learner_state`, what it prepares for one update in `update_inputs`.
 """
 
 from __future__ import annotations
