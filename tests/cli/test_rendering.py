@@ -12,6 +12,7 @@ from tests.support import make_runner, tiny_config
 from thrust_rllib import JointEnv, JointStepResult
 from thrust_rllib.command_line import rendering
 from thrust_rllib.command_line.rendering import film_episode, write_gif
+from thrust_rllib.envs.animation import MAX_SIDE
 from thrust_rllib.evaluation import play_episodes
 
 
@@ -87,7 +88,7 @@ def test_the_filmed_episode_is_the_first_one_of_environment_0(env):
     np.testing.assert_array_equal(played.returns[0], evaluated.returns[0])
     assert played.lengths[0] == evaluated.lengths[0] == len(frames.images) - 1
     first, last = (np.asarray(frames.images[i].convert("RGB"), int) for i in (0, -1))
-    assert first.shape == last.shape and max(first.shape) <= rendering.MAX_SIDE
+    assert first.shape == last.shape and max(first.shape) <= MAX_SIDE
     assert (first != last).any()
 
 

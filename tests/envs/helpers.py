@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 
 from thrust_rllib.envs import JointEnv, JointStepResult, VectorJointEnv
-from thrust_rllib.envs.spaces import map_space
+from thrust_rllib.envs.spaces import head_sizes, map_space
 
 
 class Pair(JointEnv):
@@ -57,16 +57,19 @@ def sample(space, rng):
 
 
 def legal(env, observations, actions):
-    """Replaces actions that a mask forbids."""
+    """Replaces actions that a mask forbids, head by head."""
     for agent in env.possible_agents:
         seen = observations[agent]
         if isinstance(seen, dict) and "action_mask" in seen:
-            mask = np.asarray(seen["action_mask"])
-            actions[agent] = np.where(
-                np.take_along_axis(mask, np.asarray(actions[agent])[..., None], -1)[..., 0] > 0,
-                actions[agent],
-                mask.argmax(-1),
-            )
+            sizes = head_sizes(env.action_spaces[agent])
+            chosen = np.asarray(actions[agent])
+            heads = chosen.reshape(*chosen.shape[: chosen.ndim - (len(sizes) > 1)], len(sizes))
+            masks = np.split(np.asarray(seen["action_mask"]), np.cumsum(sizes)[:-1], axis=-1)
+            parts = [
+                np.where(np.take_along_axis(mask, head[..., None], -1)[..., 0] > 0, head, mask.argmax(-1))
+                for mask, head in zip(masks, np.moveaxis(heads, -1, 0), strict=True)
+            ]
+            actions[agent] = np.stack(parts, axis=-1).reshape(chosen.shape)
     return actions
 
 

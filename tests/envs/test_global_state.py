@@ -190,6 +190,7 @@ def test_adapters_pass_states_on():
     ("env", "size"),
     [
         ("bucket_brigade", 43), ("spread", 54), ("climbing", None), ("pettingzoo:mpe2.simple_spread_v3", 54),
+        ("coverage", 769),
         (Team, None), (TeamState, 1), ("CartPole-v1", None), (lambda: TupleJointEnv(Alone()), None),
         (lambda: TupleJointEnv(Together()), 4),
         (lambda: PettingZooJointEnv(JointEnvParallel("climbing")), None),

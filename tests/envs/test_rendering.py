@@ -88,7 +88,7 @@ def test_a_restored_game_shows_what_was_saved():
     assert houses_in(other.render(), 10) == env.houses[0].tolist()
 
 
-@pytest.mark.parametrize("name", [n for n in list_envs() if n not in ("bucket_brigade", "debug/faulty")])
+@pytest.mark.parametrize("name", [n for n in list_envs() if n not in ("bucket_brigade", "coverage", "debug/faulty")])
 def test_debug_environments_draw_a_bar_that_grows_to_the_end(name):
     env = make_joint_env(name)
     if env.render_mode is None:

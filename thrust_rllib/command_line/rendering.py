@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from thrust_rllib.envs.animation import save_gif, small_image
 from thrust_rllib.envs.joint_env import (
     AgentID,
     JointEnv,
@@ -22,9 +23,7 @@ from thrust_rllib.envs.sync_vector import SyncVectorJointEnv
 from thrust_rllib.evaluation import PlayedEpisodes, TeamPolicy, play_policy
 
 MAX_FRAMES = 1001  # 1000 steps: frames are kept in memory, up to 230 kB each
-MAX_SIDE = 480
 DEFAULT_FPS = 10
-SHORTEST_FRAME_MS = 20  # viewers show shorter ones slowly
 RGB_ARRAY = "rgb_array"
 NEEDED = (
     'needed: render() with an image, a uint8 array [height, width, 3], and render_mode = "rgb_array" (a setting named '
@@ -59,9 +58,7 @@ class Frames:
         if len(self.images) == MAX_FRAMES:
             self.cut = True
             return
-        image = Image.fromarray(self.picture(render))
-        image.thumbnail((MAX_SIDE, MAX_SIDE))
-        self.images.append(image.quantize(dither=Image.Dither.NONE))
+        self.images.append(small_image(self.picture(render)))
 
     def picture(self, render: Any) -> np.ndarray:
         """What `render` returns, if it is a picture.
@@ -189,7 +186,5 @@ def film_episode(
 
 
 def write_gif(path: Path, frames: Frames) -> None:
-    """Writes an animation that repeats; equal pictures in a row become one that lasts longer, as Pillow does it."""
-    first, *others = frames.images
-    duration = max(SHORTEST_FRAME_MS, round(1000 / frames.fps))
-    first.save(path, format="GIF", save_all=True, append_images=others, duration=duration, loop=0)
+    """See `save_gif`."""
+    save_gif(path, frames.images, frames.fps)

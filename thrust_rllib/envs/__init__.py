@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         random_policy,
         specialist_policy,
     )
+    from thrust_rllib.envs.coverage import CoverageWorld
     from thrust_rllib.envs.difference import WithDifferenceRewards, difference_rewards
     from thrust_rllib.envs.gymnasium import GymnasiumJointEnv, GymnasiumVectorJointEnv
     from thrust_rllib.envs.joint_env import AgentID, JointEnv, JointStepResult, VectorJointEnv, episode_over
@@ -49,6 +50,7 @@ _HOMES = {
         "random_policy",
         "specialist_policy",
     ),
+    "coverage": ("CoverageWorld",),
     "difference": ("WithDifferenceRewards", "difference_rewards"),
     "gymnasium": ("GymnasiumJointEnv", "GymnasiumVectorJointEnv"),
     "joint_env": ("AgentID", "JointEnv", "JointStepResult", "VectorJointEnv", "episode_over"),
@@ -80,6 +82,7 @@ __all__ = [
     "AgentID",
     "BucketBrigade",
     "Climbing",
+    "CoverageWorld",
     "EnvSpec",
     "GymnasiumJointEnv",
     "GymnasiumVectorJointEnv",

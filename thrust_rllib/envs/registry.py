@@ -47,6 +47,8 @@ _BUILT_IN: dict[str, tuple[str, str]] = {
     "spread": ("thrust_rllib.envs.spread:Spread", "mpe2's simple_spread; collisions are extras"),
     "speaker_listener": ("thrust_rllib.envs.speaker_listener:SpeakerListener", "mpe2's simple_speaker_listener: one "
     "speaks, one moves"),
+    "coverage": ("thrust_rllib.envs.coverage:CoverageWorld", "survey a grid without losing each other: λ₂ of the radio "
+    "network is an extra"),
     "debug/constant_reward": (_DEBUG + "ConstantReward", "1 per step: the value is 1 / (1 - gamma)"),
     "debug/scripted_rewards": (_DEBUG + "ScriptedRewards", "rewards 1, 2, 3, then the end"),
     "debug/identity": (_DEBUG + "Identity", "agent i sees the one-hot of i"),
