@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from thrust_rllib.envs.names import nearest
 from thrust_rllib.envs.registry import make_vector_env
 from thrust_rllib.sampling.acting import TeamActor
 from thrust_rllib.sampling.agent_groups import AgentGroup, agent_groups, env_actions
+from thrust_rllib.sampling.episode_extras import EpisodeExtras
 from thrust_rllib.sampling.episode_shares import episodes_per_environment
 from thrust_rllib.sampling.team_runner import TeamRunner
 from thrust_rllib.teams import DeclaredTeam
@@ -50,16 +51,23 @@ class RememberingPolicy(ABC):
 class PlayedEpisodes:
     """Outcomes of K episodes of N agents.
 
-    | field   | shape  | meaning                         |
-    |---------|--------|---------------------------------|
-    | agents  | N      | the environment's order         |
-    | returns | [K, N] | undiscounted return             |
-    | lengths | [K]    | steps                           |
+    | field        | shape         | meaning                                                       |
+    |--------------|---------------|---------------------------------------------------------------|
+    | agents       | N             | the environment's order                                       |
+    | returns      | [K, N]        | undiscounted return                                           |
+    | lengths      | [K]           | steps                                                         |
+    | final_extras | {name: array} | what the environment's extras said in the episode's last step |
+    | mean_extras  | {name: array} | their mean over its steps, float64; of bools the share        |
+
+    Extras are [K, ...] of the team, [K, N, ...] of agents and [K, N, N] of pairs; both are empty where the environment
+    gives none. An agent counts as 0 in the steps in which it did not act, the last one included.
     """
 
     agents: list[AgentID]
     returns: np.ndarray
     lengths: np.ndarray
+    final_extras: Mapping[str, np.ndarray] = field(default_factory=dict)
+    mean_extras: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     @property
     def team_returns(self) -> np.ndarray:
@@ -72,12 +80,17 @@ class PlayedEpisodes:
         return self.team_returns / self.lengths
 
     def means(self) -> EpisodeMeans:
-        """Means over the episodes with 95 % intervals, by Student's t distribution."""
+        """Means over the episodes with 95 % intervals, by Student's t distribution.
+
+        Of extras only those of the team that are one number.
+        """
         return EpisodeMeans(
             team_return=mean_interval(self.team_returns),
             team_reward_per_step=mean_interval(self.team_reward_per_step),
             agent_returns={agent: mean_interval(self.returns[:, i]) for i, agent in enumerate(self.agents)},
             length=mean_interval(self.lengths),
+            final_extras=_extra_means(self.final_extras),
+            mean_extras=_extra_means(self.mean_extras),
         )
 
 
@@ -89,6 +102,13 @@ class EpisodeMeans:
     team_reward_per_step: MeanInterval
     agent_returns: dict[AgentID, MeanInterval]
     length: MeanInterval
+    final_extras: dict[str, MeanInterval] = field(default_factory=dict)
+    mean_extras: dict[str, MeanInterval] = field(default_factory=dict)
+
+
+def _extra_means(extras: Mapping[str, np.ndarray]) -> dict[str, MeanInterval]:
+    with np.errstate(invalid="ignore"):  # an infinite extra has no spread
+        return {name: mean_interval(values) for name, values in extras.items() if values.ndim == 1}
 
 
 def play_episodes(
@@ -141,13 +161,15 @@ def play_policy(env: VectorJointEnv, policy: Policy, num_episodes: int, *, seed:
         seed: of the environments.
 
     Raises:
-        ValueError: no episode.
+        TypeError: an extra is no array of numbers.
+        ValueError: no episode, or an extra that changes its shape or is left out of some steps.
     """
     if num_episodes < 1:
         raise ValueError(f"num_episodes is {num_episodes}; needed: at least 1")
     names, num_envs = list(env.possible_agents), env.num_envs
     remaining = episodes_per_environment(num_episodes, num_envs)
     running, steps = np.zeros((len(names), num_envs)), np.zeros(num_envs, np.int64)
+    extras = EpisodeExtras(len(names), num_envs)
     played: list[list[tuple[np.ndarray, int]]] = [[] for _ in range(num_envs)]
     observations = env.reset_joint(seeds_for(seed, num_envs)[:-1])
     remembering = policy if isinstance(policy, RememberingPolicy) else None
@@ -161,16 +183,22 @@ def play_policy(env: VectorJointEnv, policy: Policy, num_episodes: int, *, seed:
         over = over_after(result)
         if remembering is not None:
             remembering.advance(result.present, over)
+        extras.add(result.extras, result.present)
+        if over.any():
+            extras.end(over, over & (remaining > 0), steps)
         for e in np.flatnonzero(over):
             if remaining[e]:
                 remaining[e] -= 1
                 played[e].append((running[:, e].copy(), int(steps[e])))
             running[:, e], steps[e] = 0.0, 0
     episodes = [episode for of_one in played for episode in of_one]
+    final_extras, mean_extras = extras.results()
     return PlayedEpisodes(
         agents=names,
         returns=np.array([returns for returns, _ in episodes]),
         lengths=np.array([length for _, length in episodes]),
+        final_extras=final_extras,
+        mean_extras=mean_extras,
     )
 
 
@@ -213,7 +241,7 @@ class TeamPolicy(RememberingPolicy):
                     f"{nearest(str(agent), map(str, env.possible_agents))} Its agents: {list(env.possible_agents)}"
                 )
         _check_agents(env, config.policy_mapping_fn.table)
-        self._explore = explore
+        self._env, self._explore = env, explore
         self._actor = team_actor(algo, env, seeds_for(seed, env.num_envs)[-1])
         self._groups = self._actor.groups
         self._random_rows = [np.array([agent in random_agents for agent in group.agents]) for group in self._groups]
@@ -226,7 +254,8 @@ class TeamPolicy(RememberingPolicy):
     def __call__(self, observations: Any) -> Any:
         encoded = [group.encode(observations) for group in self._groups]
         masks = [group.masks(observations) for group in self._groups]
-        actions = [acted.actions for acted in self._actor.act(encoded, masks, self._explore)]
+        there = self._env.acts_next() if self._actor.exchanges_messages else None
+        actions = [acted.actions for acted in self._actor.act(encoded, masks, self._explore, present=there)]
         if self._random_actor is not None:
             drawn = self._random_actor.act(encoded, masks, explore=False, random_actions=True)
             actions = [

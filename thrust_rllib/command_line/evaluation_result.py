@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -50,7 +51,7 @@ class EvaluationResult:
         return gap_closed_of(self.policy.means().team_reward_per_step, of["random"], of["specialist"])
 
     def print(self, console: Console) -> None:
-        """What was played, the table, the gap closed."""
+        """What was played, the table, one of the team's extras if there are any, the gap closed."""
         settings = "".join(f", {name}={value}" for name, value in self.env_config.items())
         console.print(
             f"{self.checkpoint} (iteration {self.iteration:,}): {self.env_name}{settings}; "
@@ -61,14 +62,20 @@ class EvaluationResult:
             highlight=False,
             markup=False,
         )
-        team = _rows(self.policy.means())
-        others = {name: _rows(played.means()) for name, played in self.baselines.items()}
-        console.print(_table("mean and 95 % interval", {"team": team, **others}))
+        team = self.policy.means()
+        others = {name: played.means() for name, played in self.baselines.items()}
+        # As of independent samples: equal seeds of the environments make the intervals too long rather than short.
+        differences = {f"team − {name}": _differences(team, means) for name, means in others.items()}
+        tables = [("mean and 95 % interval", _rows, {"team": team, **others}), ("difference", _rows, differences)]
+        if _extra_rows(team):
+            extras = [("extras of the team", {"team": team, **others}), ("difference of extras", differences)]
+            tables += [(title, _extra_rows, columns) for title, columns in extras]
+        shown = [_table(title, {name: rows(m) for name, m in of.items()}) for title, rows, of in tables if of]
+        for index, table in enumerate(shown):
+            if index:
+                console.print()
+            console.print(table)
         if others:
-            # As of independent samples: equal seeds of the environments make the intervals too long rather than short.
-            differences = {name: {row: team[row] - mean for row, mean in rows.items()} for name, rows in others.items()}
-            console.print()
-            console.print(_table("difference", {f"team − {name}": rows for name, rows in differences.items()}))
             console.print()
         gap = self.gap_closed
         if gap is not None:
@@ -94,7 +101,7 @@ class EvaluationResult:
             "baselines": {
                 name: {
                     **_means_record(played.means()),
-                    "difference": _differences(team, played.means()),
+                    "difference": _means_record(_differences(team, played.means())),
                     "played": _played_record(played),
                 }
                 for name, played in self.baselines.items()
@@ -113,6 +120,14 @@ def _rows(means: EpisodeMeans) -> dict[str, MeanInterval]:
         **{f"{_RETURN_OF}{agent}": mean for agent, mean in means.agent_returns.items()},
         "steps per episode": means.length,
     }
+
+
+def _extra_rows(means: EpisodeMeans) -> dict[str, MeanInterval]:
+    rows = {}
+    for name, final in means.final_extras.items():
+        rows[f"{name}, last step"] = final
+        rows[f"{name}, mean over steps"] = means.mean_extras[name]
+    return rows
 
 
 def _table(title: str, columns: Mapping[str, Mapping[str, MeanInterval]]) -> Table:
@@ -138,6 +153,8 @@ def _means_record(means: EpisodeMeans) -> dict[str, Any]:
         "team_reward_per_step": _mean_record(means.team_reward_per_step),
         "agent_returns": {str(agent): _mean_record(mean) for agent, mean in means.agent_returns.items()},
         "length": _mean_record(means.length),
+        "final_extras": {name: _mean_record(mean) for name, mean in means.final_extras.items()},
+        "mean_extras": {name: _mean_record(mean) for name, mean in means.mean_extras.items()},
     }
 
 
@@ -146,14 +163,19 @@ def _mean_record(mean: MeanInterval) -> dict[str, float]:
     return {"mean": mean.mean, "standard_error": mean.standard_error, "low": low, "high": high}
 
 
-def _differences(team: EpisodeMeans, other: EpisodeMeans) -> dict[str, Any]:
-    return _means_record(
-        EpisodeMeans(
-            team_return=team.team_return - other.team_return,
-            team_reward_per_step=team.team_reward_per_step - other.team_reward_per_step,
-            agent_returns={a: mean - other.agent_returns[a] for a, mean in team.agent_returns.items()},
-            length=team.length - other.length,
-        )
+def _differences(team: EpisodeMeans, other: EpisodeMeans) -> EpisodeMeans:
+    """Team less other, mean by mean."""
+
+    def less(mine: Mapping[Any, MeanInterval], theirs: Mapping[Any, MeanInterval]) -> dict[Any, MeanInterval]:
+        return {name: mean - theirs[name] for name, mean in mine.items()}
+
+    return EpisodeMeans(
+        team_return=team.team_return - other.team_return,
+        team_reward_per_step=team.team_reward_per_step - other.team_reward_per_step,
+        agent_returns=less(team.agent_returns, other.agent_returns),
+        length=team.length - other.length,
+        final_extras=less(team.final_extras, other.final_extras),
+        mean_extras=less(team.mean_extras, other.mean_extras),
     )
 
 
@@ -161,4 +183,10 @@ def _played_record(played: PlayedEpisodes) -> Mapping[str, Any]:
     return {
         "returns": {str(agent): played.returns[:, i].tolist() for i, agent in enumerate(played.agents)},
         "lengths": played.lengths.tolist(),
+        "final_extras": _numbers_of_team(played.final_extras),
+        "mean_extras": _numbers_of_team(played.mean_extras),
     }
+
+
+def _numbers_of_team(extras: Mapping[str, np.ndarray]) -> dict[str, list[Any]]:
+    return {name: values.tolist() for name, values in extras.items() if values.ndim == 1}
