@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from thrust_rllib.learner import JointPPOLearner
     from thrust_rllib.learner_group import JointLearnerGroup
     from thrust_rllib.registration import register
+    from thrust_rllib.rl_modules.communicating import CommunicatingModule
     from thrust_rllib.rl_modules.mlp import MLPModule
     from thrust_rllib.rl_modules.multi_discrete import MultiDiscreteMLPModule
     from thrust_rllib.rl_modules.recurrent import GRUModule, LSTMModule
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 _HOME_OF = {
     "ActionSpread": "action_spread",
     "AuxiliaryTarget": "auxiliary_targets",
+    "CommunicatingModule": "rl_modules.communicating",
     "Constraint": "constraints",
     "CrossAgentLoss": "cross_agent_losses",
     "EpisodesToJointBatch": "connectors.episodes_to_joint_batch",
@@ -70,6 +72,7 @@ _HOME_OF = {
 __all__ = [
     "ActionSpread",
     "AuxiliaryTarget",
+    "CommunicatingModule",
     "Constraint",
     "CrossAgentLoss",
     "EpisodesToJointBatch",

@@ -7,7 +7,8 @@ from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 
 from tests.support import make_runner, tiny_config
 from thrust_rllib import GRUModule, LSTMModule, MLPModule
-from thrust_rllib.rl_modules.recurrent import RecurrentModule, module_class_for
+from thrust_rllib.rl_modules.module_choice import module_class_for
+from thrust_rllib.rl_modules.recurrent import RecurrentModule
 
 AGENTS = ("agent_0", "agent_1", "agent_2")
 

@@ -16,6 +16,10 @@ SETTING_OF = {
     "critic_trunk": "vf_share_layers and fcnet_hiddens",
     "critic_cell": "vf_share_layers",
     "log_std": "free_log_std (and the action space)",
+    "encoder": "message_size, encoder, encoder_hiddens and conv_filters (and the observation space)",
+    "messages": "message_rounds, message_size, message_content and aggregation",
+    "updates": "message_rounds, message_size and cell",
+    "memory_norm": "message_size and cell",
     "policy_head": "fcnet_hiddens or cell_size, and conditional_heads (and the action space)",
     "value_head": "fcnet_hiddens or cell_size",
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from ray.rllib.core.columns import Columns
@@ -15,10 +15,10 @@ from ray.rllib.core.rl_module.torch.torch_rl_module import TorchRLModule
 from ray.rllib.utils.annotations import override
 from torch import Tensor, nn
 
-from thrust_rllib.envs.names import nearest
-from thrust_rllib.rl_modules.mlp import ENCODER_FEATURES, MLPModule, layer_widths, settings_of
+from thrust_rllib.rl_modules.mlp import ENCODER_FEATURES, MLPModule, layer_widths
 
 State = dict[str, Any]
+Cell = TypeVar("Cell", bound=nn.RNNBase | nn.RNNCellBase)
 
 
 class RecurrentModule(MLPModule):
@@ -34,7 +34,7 @@ class RecurrentModule(MLPModule):
 
     | key               | default | meaning                                                                       |
     |-------------------|---------|-------------------------------------------------------------------------------|
-    | `cell`            | its own | "lstm" or "gru": which class it is where none is named (`module_class_for`)   |
+    | `cell`            | its own | "lstm" or "gru": which class it is where none is named (`module_choice`)      |
     | `cell_size`       | 64      | H                                                                             |
     | `max_seq_len`     | None    | steps of a training sequence; None: the whole rollout                         |
     | `vf_share_layers` | True    | False: the value head gets an MLP and a cell of its own; the state is then    |
@@ -77,9 +77,9 @@ class RecurrentModule(MLPModule):
 
     @override(MLPModule)
     def _add_actor(self, config: Mapping[str, Any]) -> int:
-        self.cell_size = _whole("cell_size", self._cell_size(config), "")
+        self.cell_size = whole_number("cell_size", self._cell_size(config))
         length = self._sequence_length(config)
-        self.max_seq_len = None if length is None else _whole("max_seq_len", length, ", or None for the whole rollout")
+        self.max_seq_len = sequence_length(length)
         self.cell = self._new_cell(super()._add_actor(config))
         self.critic_cell: nn.RNNBase | None = None
         return self.cell_size
@@ -200,44 +200,51 @@ class GRUModule(RecurrentModule):
     cell_name: ClassVar[str] = "gru"
 
 
-CELLS: dict[str, type[RecurrentModule]] = {kind.cell_name: kind for kind in (LSTMModule, GRUModule)}
-
-
-def module_class_for(model_config: Any) -> type[MLPModule]:
-    """The module that a `model_config` asks for: by `cell`, or RLlib's `use_lstm`; `MLPModule` without either.
+def whole_number(name: str, value: Any, least: int = 1, otherwise: str = "") -> int:
+    """`value` as an int.
 
     Raises:
-        ValueError: an unknown cell.
+        ValueError: it is no whole number ≥ `least`.
     """
-    config = settings_of(model_config)
-    cell = config.get("cell")
-    if cell is None:
-        return LSTMModule if config.get("use_lstm") else MLPModule
-    if not isinstance(cell, str) or cell not in CELLS:
-        raise ValueError(f"cell={cell!r} in the model_config; needed: one of {', '.join(CELLS)}{nearest(cell, CELLS)}")
-    return CELLS[cell]
-
-
-def _whole(name: str, value: Any, otherwise: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} is {value!r}; needed: a whole number ≥ 1{otherwise}")
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} is {value!r}; needed: a whole number ≥ {least}{otherwise}")
     return value
+
+
+def sequence_length(value: Any) -> int | None:
+    """`max_seq_len`: steps of a training sequence, None for the whole rollout.
+
+    Raises:
+        ValueError: something else than None or a whole number ≥ 1.
+    """
+    return None if value is None else whole_number("max_seq_len", value, otherwise=", or None for the whole rollout")
 
 
 def _sequences(batch: dict[str, Any]) -> tuple[Tensor, State]:
     """Observations [R, L, O] and the state that enters them."""
+    state = entering_state(batch)
+    return batch[Columns.OBS].flatten(start_dim=2), state
+
+
+def entering_state(batch: dict[str, Any]) -> State:
+    """The states that enter the sequences of a batch, leaves [R, H].
+
+    Raises:
+        ValueError: there are none.
+    """
     if Columns.STATE_IN not in batch:
         raise ValueError(
             f"a recurrent module got {sorted(batch)}; needed: {Columns.OBS!r} [rows, steps, …] and "
             f"{Columns.STATE_IN!r}, a batch of states as get_initial_state() returns one"
         )
-    return batch[Columns.OBS].flatten(start_dim=2), batch[Columns.STATE_IN]
+    state: State = batch[Columns.STATE_IN]
+    return state
 
 
 def new_cell(name: str, num_inputs: int, size: int) -> nn.RNNBase:
     """An "lstm" or "gru" of this size with its first weights."""
     kind = {"lstm": nn.LSTM, "gru": nn.GRU}[name]
-    return _with_first_weights(kind(num_inputs, size, batch_first=True))
+    return with_first_weights(kind(num_inputs, size, batch_first=True))
 
 
 def initial_state(name: str, size: int) -> State:
@@ -259,7 +266,8 @@ def _as_layer(state: Tensor) -> Tensor:
     return state.unsqueeze(0).contiguous()
 
 
-def _with_first_weights(cell: nn.RNNBase) -> nn.RNNBase:
+def with_first_weights(cell: Cell) -> Cell:
+    """Orthogonal weights for each gate, biases 0, but 1 where that lets the memory last."""
     for name, parameter in cell.named_parameters():
         gates = parameter.data.split(cell.hidden_size)
         for gate in gates:
@@ -267,6 +275,6 @@ def _with_first_weights(cell: nn.RNNBase) -> nn.RNNBase:
                 nn.init.orthogonal_(gate)
             else:
                 nn.init.zeros_(gate)
-        if name == "bias_ih_l0":
+        if name.startswith("bias_ih"):
             nn.init.ones_(gates[1])  # in torch's order the LSTM's forget gate, the GRU's update gate
     return cell
