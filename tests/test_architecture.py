@@ -25,6 +25,7 @@ LAYERS: dict[str, list[str]] = {
     "sampling": ["sampling.", "env_runner", "episode_runner"],
     "losses": [
         "ranks", "minibatches", "sequences", "joint_values", "valid_rows", "joint_advantages", "joint_rows", "audit",
+        "exchanged_rows",
         "team_lives", "team_view", "team_rewards", "team_credit", "team_critics", "module_forward", "auxiliary_targets",
         "module_axis", "auxiliary_losses", "team_outputs",
         "loss_settings", "joint_losses", "shared_minibatch", "minibatch_losses", "optimizer_pass", "coupling_gradients",
@@ -35,7 +36,7 @@ LAYERS: dict[str, list[str]] = {
         "multipliers", "learner_state", "team_learner", "update_inputs", "learner", "learner_group",
     ],
     "algorithm": [
-        "unserved_options", "config_checks", "doors", "pipelines", "config", "team_changes",
+        "communicating_teams", "unserved_options", "config_checks", "doors", "pipelines", "config", "team_changes",
         "runner_states", "algorithm_state", "warm_start", "team_algorithm", "algorithm", "registration",
     ],
     "runs": ["confidence", "recipes", "evaluation", "baselines", "trained_team", "team_features",

@@ -22,7 +22,7 @@ from ray.rllib.utils.typing import ModuleID
 from ray.util import log_once
 from typing_extensions import Self
 
-from thrust_rllib import doors, pipelines, team_critics
+from thrust_rllib import communicating_teams, doors, pipelines, team_critics
 from thrust_rllib.auxiliary_targets import AuxiliaryTarget, as_auxiliary_targets
 from thrust_rllib.config_checks import check_heads, check_settings, check_team
 from thrust_rllib.connectors.team_codec import TeamCodec
@@ -40,7 +40,7 @@ from thrust_rllib.resources import warn_of_too_few
 from thrust_rllib.rl_modules.auxiliary_heads import auxiliary_heads_spec
 from thrust_rllib.rl_modules.learner_modules import AUXILIARY_HEADS, LEARNER_MODULES, TEAM_CRITIC
 from thrust_rllib.rl_modules.mlp import MLPModule
-from thrust_rllib.rl_modules.recurrent import module_class_for
+from thrust_rllib.rl_modules.module_choice import module_class_for
 from thrust_rllib.sampling.agent_groups import agent_groups
 from thrust_rllib.team_credit import INDEPENDENT
 from thrust_rllib.teams import AgentToModule, DeclaredTeam, Team, is_team, mapped_table, policy_specs, team_table
@@ -354,6 +354,7 @@ class JointPPOConfig(PPOConfig):
         self.declared_team = declared
         spaces = self.module_spaces()
         check_heads(self, {module_id: actions for module_id, (_, actions) in spaces.items()})
+        communicating_teams.check_communication(self)
         observed = {module_id: seen for module_id, (seen, _) in spaces.items()}
         self.critic_plan = team_critics.critic_plan(self, table, observed, state)
 
@@ -388,6 +389,10 @@ class JointPPOConfig(PPOConfig):
         """{module: (observation space, action space)} of the modules that play agents; known once validated."""
         codecs = self.team_codec().modules
         return {module_id: (codec.encoder.encoded_space, codec.action_space) for module_id, codec in codecs.items()}
+
+    def num_links(self, module_id: ModuleID) -> int:
+        """How many numbers in front of a module's observations say whom its agents hear; known once validated."""
+        return communicating_teams.num_links(self, module_id)
 
     def is_trained(self, module_id: ModuleID) -> bool:
         """Whether `policies_to_train` lets this module learn."""
@@ -427,6 +432,8 @@ class JointPPOConfig(PPOConfig):
         if single_agent_rl_module_spec is None:
             for module_id, module_spec in spec.rl_module_specs.items():
                 module_spec.module_class = self.module_class(module_id)
+        for module_id, module_spec in spec.rl_module_specs.items():
+            communicating_teams.fill_in(self, module_id, module_spec)
         if self.critic_plan.has_network and not inference_only and TEAM_CRITIC not in spec.rl_module_specs:
             table = self.policy_mapping_fn.table
             spec.rl_module_specs[TEAM_CRITIC] = team_critics.critic_spec(self, self.critic_plan, table)

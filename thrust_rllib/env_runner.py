@@ -160,7 +160,7 @@ class JointEnvRunner(TeamRunner):
             if state is not None:
                 recorder.record_state(t, state)
             episode_start = self._episode_start
-            acted = self._actor.act(self._encoded, self._masks, explore, random_actions)
+            acted = self._actor.act(self._encoded, self._masks, explore, random_actions, self._who_is_heard())
             recorder.record_acted(
                 t,
                 self._encoded if self._actor.normalizer else None,
@@ -209,6 +209,8 @@ class JointEnvRunner(TeamRunner):
             if group.encoder.masked:
                 masks, present = recorder.array(index, "action_mask"), recorder.present[:, group.positions]
                 self._checks.action_masks(group, masks, present)
+            if self._actor.exchanges_messages and self._who_is_heard() is None:
+                self._checks.links(group, encoded, recorder.present)
         self._checks.rewards(recorder.rewards)
         if recorder.states is not None:
             self._checks.states(recorder.states)
@@ -228,7 +230,7 @@ class JointEnvRunner(TeamRunner):
             playing = share > 0
             for group, encoded in zip(self._groups, self._encoded, strict=True):
                 self._checks.observations(group, encoded[None], first_step=t)
-            acted = self._actor.act(self._encoded, self._masks, explore, random_actions)
+            acted = self._actor.act(self._encoded, self._masks, explore, random_actions, self._who_is_heard())
             result = self._step_env(env_actions(self._groups, [done.actions for done in acted]), t)
             self._checks.rewards(result.rewards[None], first_step=t)
             for group, masks in zip(self._groups, self._masks, strict=True):
@@ -308,6 +310,11 @@ class JointEnvRunner(TeamRunner):
         self._masks = [group.masks(observations) for group in self._groups]
         if self.config.audit:
             self._seen_at = self._clock.now()
+
+    def _who_is_heard(self) -> np.ndarray | None:
+        """Who acts in the next step, bool [N, E], where messages are exchanged and the environment says it."""
+        assert self.env is not None
+        return self.env.acts_next() if self._actor.exchanges_messages else None
 
     def _advance(self, result: JointStepResult) -> np.ndarray:
         """Takes over the next observations; returns which environments are over, bool [E]."""

@@ -15,6 +15,7 @@ from ray.rllib.utils.metrics import ENV_STEP_TIMER
 from ray.rllib.utils.typing import ResultDict
 
 from thrust_rllib.connectors.team_actions import TeamActions
+from thrust_rllib.connectors.team_exchange import TeamExchange
 from thrust_rllib.connectors.team_memory import TeamMemory
 from thrust_rllib.connectors.team_observations import ACTING
 from thrust_rllib.envs.multi_agent_vector import MultiAgentVector, make_multi_agent_env
@@ -121,9 +122,8 @@ class JointEpisodeRunner(TeamRunner):
     def _sample(self, **kwargs: Any) -> list[JointEpisode]:
         for piece in self._env_to_module[TeamMemory]:
             piece.take_weights()
-        if self.normalizer is not None and self._cached_to_module:
-            # Normalised at the end of the last rollout, before that entered the moments.
-            self.normalizer(batch=self._cached_to_module, shared_data=self._shared_data)
+        if self._cached_to_module and not self._needs_initial_reset:
+            self._see_anew()
         episodes: list[JointEpisode] = super()._sample(**kwargs)
         acted: Counter[Any] = Counter()
         for episode in episodes:
@@ -153,6 +153,18 @@ class JointEpisodeRunner(TeamRunner):
                     if encoded is not None:
                         self._let_into_moments(module_id, encoded[steps.own])
         return episodes
+
+    def _see_anew(self) -> None:
+        """Makes what the agents see next anew: the last rollout has made it, with other moments and weights."""
+        if self.normalizer is not None:
+            self.normalizer(batch=self._cached_to_module, shared_data=self._shared_data)
+        for piece in self._env_to_module[TeamExchange]:
+            self._cached_to_module = piece(
+                rl_module=self.module,
+                batch=self._cached_to_module,
+                episodes=self._ongoing_episodes,
+                shared_data=self._shared_data,
+            )
 
     @override(MultiAgentEnvRunner)
     def _increase_sampled_metrics(self, num_steps: int, next_obs: Any, episode: Any) -> int:

@@ -20,6 +20,7 @@ from thrust_rllib.joint_batch import AgentID, JointBatch, ModuleID, ModuleStream
 from thrust_rllib.joint_values import ValuesOf
 from thrust_rllib.minibatches import Units
 from thrust_rllib.ranks import ALONE, Ranks
+from thrust_rllib.rl_modules.joint_input import Speakers
 from thrust_rllib.rl_modules.learner_modules import TEAM_CRITIC
 from thrust_rllib.rl_modules.memory import MemoryLayout
 from thrust_rllib.sequences import ModuleSequences, RowSequences, SequenceLayout, row_sequences
@@ -107,6 +108,9 @@ class JointRows:
     | head_logp     | [H, N, M]    | log-probability at sampling time head by head, 0      |
     |               |              | where an agent has no such head; or None              |
     | auxiliary     | [K, N, M]    | auxiliary targets, or None                            |
+    | speakers      |              | who exchanges messages; None where nobody does        |
+    | everybody     |              | `present` is true everywhere, in all rows of the      |
+    |               |              | update                                                |
     """
 
     modules: dict[ModuleID, ModuleRows]
@@ -116,6 +120,8 @@ class JointRows:
     sequences: RowSequences | None = None
     head_logp: Tensor | None = None
     auxiliary: Tensor | None = None
+    speakers: Speakers | None = None
+    everybody: bool = False
 
     @property
     def action_logp(self) -> Tensor:
@@ -162,19 +168,25 @@ class JointRows:
             sequences,
             None if self.head_logp is None else self.head_logp.index_select(2, rows),
             None if self.auxiliary is None else self.auxiliary.index_select(2, rows),
+            self.speakers,
+            self.everybody,
         )
 
     def module_sequences(self) -> dict[ModuleID, ModuleSequences]:
-        """The sequences of every recurrent module, the team's critic among them."""
+        """The sequences of every module that runs in them, the team's critic among them.
+
+        What remembers in the exchange of messages has none: that has run along time before.
+        """
         found: dict[ModuleID, ModuleSequences] = {}
         if self.sequences is None:
             return found
         layouts: dict[int, SequenceLayout] = {}
+        in_exchange = () if self.speakers is None else self.speakers.remembering_modules
         start = 0
         for module_id, module in self.modules.items():
             agents = slice(start, start + len(module.agents))
             start = agents.stop
-            if module.memory is not None:
+            if module.memory is not None and module_id not in in_exchange:
                 assert module.state_in is not None
                 found[module_id] = self.sequences.of_agents(agents, module.state_in, module.memory, layouts)
         view = self.critic.view
@@ -199,6 +211,8 @@ def joint_rows(
     plan: CriticPlan = INDEPENDENT,
     auxiliary: Sequence[str] = (),
     per_head: bool = False,
+    speakers: Speakers | None = None,
+    heard: Sequence[JointBatch] | None = None,
 ) -> JointRows:
     """Turns batches into joint rows.
 
@@ -226,6 +240,8 @@ def joint_rows(
         plan: whose values, and which credit.
         auxiliary: names of the extras that are auxiliary targets.
         per_head: log-probabilities head by head are needed.
+        speakers: who exchanges messages.
+        heard: `exchanged_rollouts`, from which values are computed that agents' own modules give; None: `batches`.
 
     Raises:
         ValueError: no batch, batches of different teams or shapes, values that are not finite, a batch that does not
@@ -236,12 +252,13 @@ def joint_rows(
     streams = plan.streams(sizes)
     normalized = [normalizers.get(m) for m in streams]
     valid = ValidRows.of(batches)
+    in_exchange = () if speakers is None else speakers.remembering_modules
     found = estimate(
-        batches,
+        batches if heard is None else heard,
         plan,
         valid,
         values_of=values_of,
-        memories=memories,
+        memories={m: layout for m, layout in memories.items() if m not in in_exchange},
         scale=_scale(normalized, streams),
         gamma=_column([gamma[m] for m in modules], sizes),
         lambda_=_column([lambda_[m] for m in modules], sizes),
@@ -288,6 +305,8 @@ def joint_rows(
         sequences=_sequences(found.team or batches, found.present) if memories else None,
         head_logp=head_logp,
         auxiliary=targets,
+        speakers=speakers,
+        everybody=bool(found.present.all()),
     )
 
 

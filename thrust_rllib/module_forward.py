@@ -8,6 +8,7 @@ from typing import Any
 from ray.rllib.core.columns import Columns
 from torch import Tensor
 
+from thrust_rllib.rl_modules.joint_input import input_column
 from thrust_rllib.rl_modules.mlp import ENCODER_FEATURES
 from thrust_rllib.sequences import ModuleSequences
 
@@ -30,7 +31,8 @@ def forward_module(
 
     Args:
         rl_module: with RLlib's `ValueFunctionAPI`, where values are asked for.
-        obs: [R, …].
+        obs: [R, …]; of a communicating module what its agents have made of their observations and each other's
+            messages (`exchanged_rows`).
         sequences: of a recurrent module.
         with_values: whether its values are.
     """
@@ -46,12 +48,14 @@ def forward_module(
             found[ENCODER_FEATURES] = trained[ENCODER_FEATURES]
         return found
 
-    outputs = forward({Columns.OBS: obs}) if sequences is None else sequences.run(obs, forward)
+    column = input_column(rl_module)
+    outputs = forward({column: obs}) if sequences is None else sequences.run(obs, forward, column)
     return ModuleOutputs(outputs[Columns.ACTION_DIST_INPUTS], outputs.get(_VALUES), outputs.get(ENCODER_FEATURES))
 
 
 def module_values(rl_module: Any, obs: Tensor, sequences: ModuleSequences | None) -> Tensor:
     """Values [R] of observations [R, …], or [R, V] as the module gives them; see `forward_module`."""
+    column = input_column(rl_module)
     if sequences is None:
-        return rl_module.compute_values({Columns.OBS: obs})
-    return sequences.run(obs, lambda batch: {_VALUES: rl_module.compute_values(batch)})[_VALUES]
+        return rl_module.compute_values({column: obs})
+    return sequences.run(obs, lambda batch: {_VALUES: rl_module.compute_values(batch)}, column)[_VALUES]

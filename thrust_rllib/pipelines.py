@@ -15,10 +15,12 @@ from ray.rllib.connectors.learner import AddOneTsToEpisodesAndTruncate, LearnerC
 from ray.rllib.connectors.module_to_env import ModuleToEnvPipeline
 from ray.rllib.env import INPUT_ENV_SINGLE_SPACES, INPUT_ENV_SPACES
 
+from thrust_rllib.communicating_teams import speaking_modules
 from thrust_rllib.connectors.env_to_module_pipeline import TeamEnvToModulePipeline
 from thrust_rllib.connectors.episodes_to_joint_batch import EpisodesToJointBatch
 from thrust_rllib.connectors.observation_normalizer import ObservationNormalizer
 from thrust_rllib.connectors.team_actions import TeamActions
+from thrust_rllib.connectors.team_exchange import TeamExchange
 from thrust_rllib.connectors.team_memory import TeamMemory
 from thrust_rllib.connectors.team_observations import TeamObservations
 from thrust_rllib.connectors.user_pieces import check_spaces_behind_pieces, user_pieces
@@ -38,7 +40,8 @@ def env_to_module(config: JointPPOConfig, env: Any, spaces: Any, device: Any) ->
     1. the user's pieces;
     2. `TeamObservations`: what the agents to act see, encoded, one array per module;
     3. the observation normaliser, if any;
-    4. `TeamMemory`: states and a time axis for recurrent modules.
+    4. `TeamExchange`: what agents of communicating modules tell each other, if there are any;
+    5. `TeamMemory`: states and a time axis for recurrent modules.
     """
     pieces: list[Any] = []
     if config.samples_episodes:
@@ -54,8 +57,10 @@ def env_to_module(config: JointPPOConfig, env: Any, spaces: Any, device: Any) ->
         # Moments also wait for a module that plays no agent yet: it may be given another one's.
         waiting = {m: spec.observation_space for m, spec in config.policies.items() if m not in shapes and spec}
         shapes |= {m: space.shape for m, space in waiting.items() if space is not None}
-        pieces.append(ObservationNormalizer(shapes=shapes))
+        pieces.append(ObservationNormalizer(shapes=shapes, links={m: config.num_links(m) for m in shapes}))
     if config.samples_episodes:
+        if speaking_modules(config):
+            pieces.append(TeamExchange(codec=codec))
         pieces.append(TeamMemory())
     return TeamEnvToModulePipeline(*_env_spaces(spaces, env), connectors=pieces)
 

@@ -19,7 +19,7 @@ import torch
 from ray.rllib.core.columns import Columns
 from torch import Tensor
 
-from thrust_rllib.joint_batch import JointBatch
+from thrust_rllib.joint_batch import JointBatch, ModuleStreams
 from thrust_rllib.minibatches import Units
 from thrust_rllib.rl_modules.memory import MemoryLayout
 
@@ -116,12 +116,15 @@ class ModuleSequences:
     states: Tensor
     memory: MemoryLayout
 
-    def run(self, obs: Tensor, forward: Callable[[dict[str, Any]], dict[str, Tensor]]) -> dict[str, Tensor]:
+    def run(
+        self, obs: Tensor, forward: Callable[[dict[str, Any]], dict[str, Tensor]], column: str = Columns.OBS
+    ) -> dict[str, Tensor]:
         """Runs a module over the sequences.
 
         Args:
             obs: [R, …], of all agents behind each other.
             forward: a batch with observations [Q, L, …] and states [Q, …] to outputs [Q, L, …].
+            column: what the observations are called there.
 
         Returns:
             The outputs by row, [R, …].
@@ -129,7 +132,7 @@ class ModuleSequences:
         found: dict[str, list[Tensor]] = {}
         for call in self.layout.calls:
             batch = {
-                Columns.OBS: obs.index_select(0, call.rows.flatten()).unflatten(0, call.rows.shape),
+                column: obs.index_select(0, call.rows.flatten()).unflatten(0, call.rows.shape),
                 Columns.STATE_IN: self.memory.unflatten(self.states.index_select(0, call.segments)),
             }
             for name, output in forward(batch).items():
@@ -192,15 +195,15 @@ class RowSequences:
         key = num_agents if present is None else agents.start
         if key not in layouts:
             layouts[key] = SequenceLayout(self.begins, present, num_agents, state_in.device, max_rows)
-        return ModuleSequences(layouts[key], self._entering(state_in, memory), memory)
+        return ModuleSequences(layouts[key], self.entering(state_in, memory).flatten(0, 1), memory)
 
-    def _entering(self, state_in: Tensor, memory: MemoryLayout) -> Tensor:
-        """[n·G, S]."""
+    def entering(self, state_in: Tensor, memory: MemoryLayout) -> Tensor:
+        """The states [n, G, S] entering each segment, of those [n, C, S] entering the training sequences."""
         first = np.flatnonzero(self.begins)
         states = state_in.index_select(1, torch.from_numpy(self.unit[first]).to(state_in.device))
         fresh = torch.from_numpy(self.fresh[first]).to(state_in.device)
         initial = torch.from_numpy(memory.initial).to(state_in.device)
-        return torch.where(fresh[:, None], initial, states).flatten(0, 1)
+        return torch.where(fresh[:, None], initial, states)
 
 
 def row_sequences(batch: JointBatch) -> RowSequences:
@@ -219,6 +222,20 @@ def _units(batch: JointBatch) -> tuple[np.ndarray, np.ndarray]:
     since = np.maximum.accumulate(np.where(begins, np.arange(steps)[:, None], 0), axis=0)
     number = np.cumsum(begins.ravel()).reshape(steps, envs) - 1
     return np.take_along_axis(number, since, axis=0), begins
+
+
+def is_followed(streams: ModuleStreams, valid: np.ndarray) -> np.ndarray:
+    """Bool [n, T, E]: rows behind which an agent's value goes on, though its next row is not in this batch.
+
+    Args:
+        streams: of a module with n agents.
+        valid: bool [T, E].
+    """
+    acted = (streams.present & valid[:, None]).swapaxes(0, 1)
+    steps = acted.shape[1]
+    last = steps - 1 - acted[:, ::-1].argmax(axis=1)  # [n, E], where the agent acted at all
+    ends = streams.truncated.swapaxes(0, 1) | (np.arange(steps)[:, None] == last[:, None])
+    return np.asarray(acted & ends & ~streams.terminated.swapaxes(0, 1))
 
 
 @dataclass(frozen=True)
@@ -258,10 +275,7 @@ class TimeAxis:
         streams = batch.modules[module_id]
         n = len(streams.agents)
         acted = (streams.present & batch.valid[:, None]).swapaxes(0, 1)  # [n, T, E]
-        steps = acted.shape[1]
-        last = steps - 1 - acted[:, ::-1].argmax(axis=1)  # [n, E], where the agent acted at all
-        ends = streams.truncated.swapaxes(0, 1) | (np.arange(steps)[:, None] == last[:, None])
-        follows = acted & ends & ~streams.terminated.swapaxes(0, 1)
+        follows = is_followed(streams, batch.valid)
         return np.where(self.extra < 0, acted.reshape(n, -1)[:, self.rows], follows.reshape(n, -1)[:, self.rows])
 
     def obs_index(self, batch: JointBatch, num_agents: int) -> np.ndarray:

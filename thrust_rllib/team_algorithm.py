@@ -235,12 +235,20 @@ class TeamAlgorithm(StatefulAlgorithm):
             self.env_to_module_connector[ObservationNormalizer][0].copy_moments(source, target)
 
     def warm_start(
-        self, path: str | Path, modules: Mapping[ModuleID, ModuleID] | None = None, noise: float = 0.0
+        self,
+        path: str | Path,
+        modules: Mapping[ModuleID, ModuleID] | None = None,
+        noise: float = 0.0,
+        group_noise: float = 0.0,
     ) -> None:
         """Gives modules the parameters that modules of a checkpoint have; everything else stays as it is.
 
         Moments of observations and of values come along, optimizers, counters and settings do not: the training
         starts from other weights. Learners and all runners have them afterwards.
+
+        Parameters of agents that exchange messages fit a team of any number of agents, and a grid of any size where
+        they see a window of one size or their encoder is "conv". Moments of observations have the shape of what is
+        seen beside the links.
 
         Args:
             path: of a checkpoint of any run.
@@ -248,21 +256,26 @@ class TeamAlgorithm(StatefulAlgorithm):
                 policies that have the same name; a critic of the team is taken where it is named, {"team_critic":
                 "team_critic"}.
             noise: to every number of a parameter is added a normal one, times this, times the deviation of that
-                parameter's numbers; drawn from the configuration's seed and the module's name. Modules that start from
-                one differ by it.
+                parameter's numbers, sqrt(mean (p − mean p)²); drawn from the configuration's seed and the module's
+                name. Modules that start from one differ by it.
+            group_noise: the same for groups forked from one module (`thrust_rllib.teams.forked_groups`): of the modules
+                here that start from the same one the first by name is its exact copy, and the others get noise times
+                this, times the root mean square of the parameter's numbers, sqrt(mean p²). Not together with `noise`.
 
         Raises:
-            ValueError: no checkpoint, an unknown module, networks of different shapes, or noise below 0. Nothing has
-                changed then.
+            ValueError: no checkpoint, an unknown module, networks of different shapes, observations of different shapes
+                whose moments are kept, noise below 0, or both kinds of noise. Nothing has changed then.
         """
-        parts = warm_start.read_parts(path, modules, sorted(self.config.policies), noise, self.config.learner_modules)
+        seed = random.getrandbits(63) if self.config.seed is None else self.config.seed
+        added = warm_start.Noise.of(noise, group_noise, seed)
+        parts = warm_start.read_parts(path, modules, sorted(self.config.policies), self.config.learner_modules)
         connectors = self._connector_state()
         moments = warm_start.observation_moments(parts, connectors[COMPONENT_ENV_TO_MODULE_CONNECTOR])
         self.learner_group.ask_first(warm_start.check_shapes, parts=parts)
+        added.tell_if_useless(parts)
         for group in self._runner_groups():
             self._bring_up_to_date(group)
-        seed = random.getrandbits(63) if self.config.seed is None else self.config.seed
-        taken = self.learner_group.foreach_learner(warm_start.take_parts, parts=parts, noise=noise, seed=seed)
+        taken = self.learner_group.foreach_learner(warm_start.take_parts, parts=parts, noise=added)
         self.learner_group._get_results(taken)
         if moments is not None:
             if self.env_runner is None:

@@ -16,6 +16,7 @@ from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.policy.policy import PolicySpec
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, EVALUATION_RESULTS, LEARNER_RESULTS
 
+from thrust_rllib import communicating_teams
 from thrust_rllib.config import JointPPOConfig
 from thrust_rllib.config_checks import check_team
 from thrust_rllib.connectors.team_codec import TeamCodec
@@ -26,7 +27,7 @@ from thrust_rllib.learner_checks import check_modules, check_sequences
 from thrust_rllib.rl_modules.auxiliary_heads import feature_width
 from thrust_rllib.rl_modules.learner_modules import AUXILIARY_HEADS, LEARNER_MODULES
 from thrust_rllib.rl_modules.memory import RecurrentModules
-from thrust_rllib.rl_modules.recurrent import module_class_for
+from thrust_rllib.rl_modules.module_choice import module_class_for
 from thrust_rllib.sampling.agent_groups import agent_groups
 from thrust_rllib.sampling.team_runner import PER_MODULE_METRICS, TeamRunner
 from thrust_rllib.teams import AgentToModule, who_plays
@@ -112,6 +113,7 @@ def with_module(
     spec.observation_space, spec.action_space = _spaces(config, table, module_id, spec, specs)
     spec.model_config = config.model_config | (spec._get_model_config() if spec.model_config is not None else {})
     spec.module_class = spec.module_class or _named_class(specs) or module_class_for(spec.model_config)
+    communicating_teams.fill_in(config, module_id, spec)
     spec.inference_only = False
     own = {module_id: dict(overrides)} if overrides else {}
     change = TeamChange(

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from ray.rllib.core.columns import Columns
 
 from thrust_rllib.envs.joint_env import AgentID, VectorJointEnv, over_after
 from thrust_rllib.envs.registry import make_vector_env
 from thrust_rllib.evaluation import seeds_for, team_actor
 from thrust_rllib.functional import cross_correlation
 from thrust_rllib.joint_batch import ModuleID
+from thrust_rllib.rl_modules.joint_input import input_column
 from thrust_rllib.rl_modules.mlp import ENCODER_FEATURES
 from thrust_rllib.sampling.acting import Acted, TeamActor
 from thrust_rllib.sampling.agent_groups import env_actions
@@ -123,7 +123,9 @@ def _play(
     """Step by step, without end: what each of the actor's groups saw and did, and where all acted, bool [E]."""
     observations, groups = env.reset_joint(seeds), actor.groups
     while True:
-        acted = actor.act([g.encode(observations) for g in groups], [g.masks(observations) for g in groups], explore)
+        there = env.acts_next() if actor.exchanges_messages else None
+        encoded, masks = [g.encode(observations) for g in groups], [g.masks(observations) for g in groups]
+        acted = actor.act(encoded, masks, explore, present=there)
         result = env.step_joint(env_actions(groups, [done.actions for done in acted]))
         present = np.ones(env.num_envs, bool) if result.present is None else result.present.all(axis=0)
         yield acted, present
@@ -155,8 +157,8 @@ def _collect(
         rows: dict[ModuleID, tuple[np.ndarray, np.ndarray | None]] = {}
         agents: dict[ModuleID, tuple[AgentID, ...]] = {}
         for group, of_steps in zip(actor.groups, zip(*seen, strict=True), strict=True):
-            obs = np.stack([acted.obs for acted in of_steps])  # [steps, k, E, …]
-            memories = [acted.memory for acted in of_steps if acted.memory is not None]
+            obs = np.stack([acted.read[0] for acted in of_steps])  # [steps, k, E, …]
+            memories = [acted.read[1] for acted in of_steps if acted.read[1] is not None]
             states = np.stack(memories) if memories else None
             for module_id, mine in group.by_module:
                 rows[module_id] = _flat(obs[:, mine]), None if states is None else _flat(states[:, mine])
@@ -174,7 +176,7 @@ def _flat(x: np.ndarray) -> np.ndarray:
 
 
 def _forward(algo: Any, rows: Mapping[ModuleID, tuple[np.ndarray, np.ndarray | None]]) -> dict[ModuleID, np.ndarray]:
-    """Features [B, D] of observations [B, …], from the learner: a runner's module may be for inference only.
+    """Features [B, D] of what modules read [B, …], from the learner: a runner's module may be for inference only.
 
     Args:
         algo: a `JointPPO`.
@@ -198,7 +200,7 @@ def _features_in_learner(
         for module_id, (obs, states) in rows.items():
             module = learner.module[module_id].unwrapped()
             # Copies: arrays out of Ray's object store are read-only.
-            batch: dict[str, Any] = {Columns.OBS: torch.tensor(obs, device=learner._device)}
+            batch: dict[str, Any] = {input_column(module): torch.tensor(obs, device=learner._device)}
             if states is not None:
                 batch = learner.memories[module_id].one_step(batch, torch.tensor(states, device=learner._device))
             found = module.forward_train(batch).get(ENCODER_FEATURES)

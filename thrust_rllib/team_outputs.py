@@ -1,4 +1,4 @@
-"""The forward pass of a joint minibatch: every module once on the rows of all its agents.
+"""The forward pass of a joint minibatch: messages, then every module once on the rows of all its agents.
 
 Outputs stand side by side on the first axis, [N, B], agents module after module; values on an axis of their own,
 [V, B]: the agents' again, or those of the team.
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from thrust_rllib import functional as F
 from thrust_rllib.auxiliary_losses import auxiliary_predictions
+from thrust_rllib.exchanged_rows import exchanged_rows
 from thrust_rllib.joint_batch import AgentID, ModuleID
 from thrust_rllib.joint_rows import JointRows
 from thrust_rllib.module_forward import forward_module, module_values
@@ -46,7 +47,7 @@ class TeamOutputs:
 def forward_team(
     module: Any, rows: JointRows, trained: Mapping[ModuleID, bool], critic: str = "independent"
 ) -> TeamOutputs:
-    """Runs every module once on the rows of all its agents.
+    """Lets the agents exchange messages, then runs every module once on the rows of all its agents.
 
     Args:
         module: the MultiRLModule.
@@ -59,13 +60,13 @@ def forward_team(
     logits: dict[AgentID, Tensor] = {}
     sequences = rows.module_sequences()
     view = rows.critic.view
+    heard = exchanged_rows(module, rows)
     for module_id, mine in rows.modules.items():
         shape = mine.obs.shape[:2]
         rl_module = module[module_id].unwrapped()
+        inputs_of_rows = heard.get(module_id, mine.obs).flatten(0, 1)
         with nullcontext() if trained[module_id] else torch.no_grad():
-            outputs = forward_module(
-                rl_module, mine.obs.flatten(0, 1), sequences.get(module_id), with_values=view is None
-            )
+            outputs = forward_module(rl_module, inputs_of_rows, sequences.get(module_id), with_values=view is None)
             own_logits = outputs.logits
             if mine.action_mask is not None:
                 mask = mine.action_mask.flatten(0, 1)

@@ -108,6 +108,34 @@ def team_table(team: Team, agents: Sequence[AgentID]) -> dict[AgentID, ModuleID]
     return {agent: table[agent] for agent in agents}
 
 
+def forked_groups(agents: Sequence[AgentID], groups: int) -> dict[ModuleID, list[AgentID]]:
+    """Cuts a team into groups of neighbours, for `.multi_agent(policies=…)`: agent i is in group floor(i · G / N).
+
+    With `algo.warm_start(path, {group: "shared" for group in …}, group_noise=0.02)` all groups start from one module.
+
+    Args:
+        agents: all N agents of the environment, in its order.
+        groups: G, from 1 to N.
+
+    Returns:
+        {"group_0": [agents], …}; sizes differ by at most 1.
+
+    Raises:
+        ValueError: agents that are no list of names, or G out of its range.
+
+    Source: the forked groups of the seed's centralized trainer.
+    """
+    if isinstance(agents, str) or not isinstance(agents, Sequence):
+        raise ValueError(f"agents={agents!r}; needed: a list of all agents of the environment")
+    count = len(agents)
+    if isinstance(groups, bool) or not isinstance(groups, int) or not 1 <= groups <= count:
+        raise ValueError(f"groups={groups!r}; needed: a whole number from 1 to {count}, the number of agents")
+    forked: dict[ModuleID, list[AgentID]] = {f"group_{g}": [] for g in range(groups)}
+    for i, agent in enumerate(agents):
+        forked[f"group_{i * groups // count}"].append(agent)
+    return forked
+
+
 def policy_specs(policies: Mapping[ModuleID, Any]) -> dict[ModuleID, PolicySpec]:
     """RLlib's `policies`, sorted; a configuration that comes from a checkpoint has tuples in them."""
     return {

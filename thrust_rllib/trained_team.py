@@ -89,8 +89,9 @@ class TrainedTeam:
         self._check_seen(encoded, masks)
         actor.restart()
         self._enter(state)
-        acted = actor.act(encoded, masks, explore)
-        actor.advance(np.array([[agent in observations] for agent in declared.possible_agents]), np.zeros(1, bool))
+        present = np.array([[agent in observations] for agent in declared.possible_agents])
+        acted = actor.act(encoded, masks, explore, present=present)
+        actor.advance(present, np.zeros(1, bool))
         actions = env_actions(actor.groups, [mine.actions for mine in acted])
         played = {agent: batch_row(declared.action_spaces[agent], actions[agent].copy(), 0) for agent in observations}
         return played, {agent: memory.copy() for agent, memory in self._memories().items()}

@@ -10,6 +10,7 @@ from ray.rllib.utils.typing import ModuleID
 from torch import Tensor
 
 from thrust_rllib.connectors.episodes_to_joint_batch import JOINT_BATCH
+from thrust_rllib.exchanged_rows import exchanged_rollouts
 from thrust_rllib.functional import has_head
 from thrust_rllib.joint_batch import JointBatch
 from thrust_rllib.joint_rows import JointRows, joint_rows
@@ -18,6 +19,7 @@ from thrust_rllib.loss_settings import AuxiliarySettings, LossSettings
 from thrust_rllib.module_axis import Coefficients, ModuleAxis
 from thrust_rllib.module_forward import module_values
 from thrust_rllib.optimizer_pass import OptimizerPass
+from thrust_rllib.rl_modules.joint_input import Speakers, places_of
 from thrust_rllib.rl_modules.learner_modules import TEAM_CRITIC
 from thrust_rllib.rl_modules.memory import RecurrentModules
 from thrust_rllib.sequences import ModuleSequences
@@ -40,6 +42,10 @@ class UpdateInputs(TeamLearner):
     def _joint_rows(self, batches: Sequence[JointBatch]) -> JointRows:
         self.memories = RecurrentModules.of(self.module).layouts  # initial states may have come with other weights
         configs = {m: self.config.get_config_for_module(m) for m in batches[0].modules}
+        speakers = self._speakers(batches[0])
+        heard = None
+        if speakers is not None and not self._plan.has_network:
+            heard = exchanged_rollouts(batches, speakers, self.module, self.memories)
         return joint_rows(
             batches,
             values_of=self._values,
@@ -54,7 +60,16 @@ class UpdateInputs(TeamLearner):
             plan=self._plan,
             auxiliary=tuple(self._auxiliary_schedules),
             per_head=bool(self.head_names),
+            speakers=speakers,
+            heard=heard,
         )
+
+    def _speakers(self, batch: JointBatch) -> Speakers | None:
+        """Who exchanges messages; the environment's order of agents is that of its links."""
+        declared = self.config.declared_team
+        agents = {module_id: streams.agents for module_id, streams in batch.modules.items()}
+        team = batch.agents if declared is None else declared.possible_agents
+        return Speakers.of(self.module, places_of(agents, team), self._device)
 
     @torch.no_grad()
     def _values(self, module_id: ModuleID, obs: Tensor, sequences: ModuleSequences | None) -> Tensor:

@@ -28,6 +28,7 @@ from thrust_rllib.connectors.observation_normalizer import ObservationNormalizer
 from thrust_rllib.envs.names import nearest
 from thrust_rllib.joint_batch import ModuleID
 from thrust_rllib.learner_state import JOINT_STATE
+from thrust_rllib.rl_modules.communicating import CommunicatingModule
 from thrust_rllib.team_learner import TeamLearner
 
 logger = logging.getLogger(__name__)
@@ -52,11 +53,74 @@ class ModuleParts:
     observation_moments: Arrays | None
 
 
+@dataclass(frozen=True)
+class Noise:
+    """What is added to parameters that are taken: p ← p + scale · s(p) · x, x a standard normal number for each of p's.
+
+    s(p) is the deviation of p's numbers, sqrt(mean (p − mean p)²), or for copies their size, sqrt(mean p²).
+
+    Args:
+        scale: ≥ 0.
+        of_copies: of the modules that take the same parameters the first one gets none.
+        seed: of x.
+    """
+
+    scale: float
+    of_copies: bool
+    seed: int
+
+    @classmethod
+    def of(cls, noise: float, group_noise: float, seed: int) -> Noise:
+        """The noise that `JointPPO.warm_start` is asked for.
+
+        Raises:
+            ValueError: a number below 0 or none, or both kinds at once.
+        """
+        for name, value, unit in (
+            ("noise", noise, "the noise's deviation in those of the parameters"),
+            ("group_noise", group_noise, "the noise's deviation in root mean squares of the parameters"),
+        ):
+            if not isinstance(value, Real) or not np.isfinite(value) or value < 0:
+                raise ValueError(f"{name}={value!r}; needed: a number ≥ 0, {unit}")
+        if noise and group_noise:
+            raise ValueError(
+                f"noise={noise} and group_noise={group_noise}; needed: one of them. noise changes every module, "
+                "group_noise all but the first of those that start from the same module"
+            )
+        return cls(noise or group_noise, bool(group_noise), seed)
+
+    def reaches(self, parts: Mapping[ModuleID, ModuleParts]) -> list[ModuleID]:
+        """The modules whose parameters it changes, sorted; `parts` as of `read_parts`."""
+        if not self.scale:
+            return []
+        first: dict[ModuleID, ModuleID] = {}
+        for module_id, part in parts.items():
+            first.setdefault(part.source, module_id)
+        return [m for m, part in parts.items() if not self.of_copies or m != first[part.source]]
+
+    def tell_if_useless(self, parts: Mapping[ModuleID, ModuleParts]) -> None:
+        """Says where there is no copy to change."""
+        if self.scale and not self.reaches(parts):
+            logger.warning(
+                "group_noise changes nothing: no two modules start from the same one, %s",
+                {module_id: part.source for module_id, part in parts.items()},
+            )
+
+    def add_to(self, module_id: ModuleID, module: torch.nn.Module) -> None:
+        """Changes the parameters of a module, alike in every process."""
+        # A module's noise does not depend on which others are in the call: those of two calls differ, too.
+        words = np.random.SeedSequence([self.seed, *module_id.encode()]).generate_state(1, np.uint64)
+        generator = torch.Generator().manual_seed(int(words[0]))
+        with torch.no_grad():
+            for p in module.parameters():
+                size = p.square().mean().sqrt() if self.of_copies else p.std(correction=0)
+                p.add_(torch.randn(p.shape, generator=generator).to(p), alpha=float(self.scale * size))
+
+
 def read_parts(
     path: str | Path,
     modules: Mapping[ModuleID, ModuleID] | None,
     known: Sequence[ModuleID],
-    noise: float,
     only_named: Sequence[ModuleID] = (),
 ) -> dict[ModuleID, ModuleParts]:
     """{module of this algorithm: what it takes}, sorted.
@@ -65,14 +129,11 @@ def read_parts(
         path: of a checkpoint; it holds pickles: read only what you trust.
         modules: {module here: module there}, or None for those that both have.
         known: the modules here.
-        noise: checked only.
         only_named: further modules here, which take something only where `modules` says so.
 
     Raises:
         ValueError: see `JointPPO.warm_start`.
     """
-    if not isinstance(noise, Real) or not np.isfinite(noise) or noise < 0:
-        raise ValueError(f"noise={noise!r}; needed: a number ≥ 0, the noise's deviation in those of the parameters")
     if not isinstance(modules, Mapping | None):
         raise ValueError(f"modules={modules!r}; needed: a dict {{module here: module of the checkpoint}}, or None")
     path = Path(path)
@@ -125,6 +186,12 @@ def _observation_moments_in(path: Path) -> dict[ModuleID, Arrays]:
     return {}
 
 
+_WHAT_MAY_GROW = (
+    " The number of agents that exchange messages may differ, and the size of a grid as well where they see a window "
+    "of one size, or where encoder is 'conv'."
+)
+
+
 def check_shapes(learner: TeamLearner, parts: Mapping[ModuleID, ModuleParts]) -> None:
     """Runs in a learner.
 
@@ -143,6 +210,7 @@ def check_shapes(learner: TeamLearner, parts: Mapping[ModuleID, ModuleParts]) ->
             f"{given.get(first, 'of nothing: it is not there')} in the checkpoint and "
             f"{needed.get(first, 'of nothing: it is not there')} here ({len(names)} of {len({*given, *needed})} "
             "parameters differ). Needed: the same observation and action spaces and the same model_config."
+            + (_WHAT_MAY_GROW if isinstance(learner.module[module_id].unwrapped(), CommunicatingModule) else "")
         )
     moments = next((part.value_moments for part in parts.values()), {})
     learner.tell_other_scale(moments, {m: part.source for m, part in parts.items()})
@@ -152,26 +220,20 @@ def _shapes(state: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(np.shape(x)) for name, x in state.items()}
 
 
-def take_parts(learner: TeamLearner, parts: Mapping[ModuleID, ModuleParts], noise: float, seed: int) -> None:
+def take_parts(learner: TeamLearner, parts: Mapping[ModuleID, ModuleParts], noise: Noise) -> None:
     """Runs in every learner, each of which draws the same noise.
 
     Args:
         learner: one of them.
         parts: checked.
-        noise: deviation of what is added, in those of the parameters.
-        seed: of the noise.
+        noise: added to them.
     """
+    perturbed = noise.reaches(parts)
     for module_id, part in parts.items():
-        # A module's noise does not depend on which others are in the call: those of two calls differ, too.
-        words = np.random.SeedSequence([seed, *module_id.encode()]).generate_state(1, np.uint64)
-        generator = torch.Generator().manual_seed(int(words[0]))
         module = learner.module[module_id].unwrapped()
         module.set_state(part.parameters)
-        if noise:
-            with torch.no_grad():
-                for p in module.parameters():
-                    drawn = torch.randn(p.shape, generator=generator).to(p)
-                    p.add_(drawn, alpha=float(noise * p.std(correction=0)))
+        if module_id in perturbed:
+            noise.add_to(module_id, module)
         learner.take_value_moments(module_id, part.value_moments, part.source)
 
 
@@ -202,7 +264,9 @@ def observation_moments(parts: Mapping[ModuleID, ModuleParts], connectors: Mappi
         if given != needed:
             raise ValueError(
                 f"module {module_id!r} sees observations of shape {needed}, module {parts[module_id].source!r} of the "
-                f"checkpoint of shape {given}"
+                f"checkpoint of shape {given} (links are not counted), and moments of observations come along. Needed: "
+                "the same shape, such as a window of one size around each agent; or, for a network that reads any "
+                "size, both runs without .env_runners(normalize_observations=True)"
             )
     if left := sorted(set(parts) - set(taken)):
         logger.warning("the checkpoint has no moments of observations for modules %s: they keep their own", left)

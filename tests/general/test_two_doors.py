@@ -24,6 +24,7 @@ BUILT_IN = {
     "relay": {"delay": 3},
     "spread": {"max_cycles": 7},
     "speaker_listener": {"max_cycles": 7},
+    "coverage": {"grid": 6, "num_agents": 3, "horizon": 7, "roles": True, "mask": "safe_goals"},
     "debug/constant_reward": {"episode_length": 6, "ends": ["truncated", "terminated"]},
     "debug/scripted_rewards": {},
     "debug/identity": {},

@@ -9,6 +9,7 @@
 | MultiBinary(shape) | the same shape, 0.0 or 1.0 |
 | Dict, Tuple of these | each flattened, side by side, keys in the order of the space |
 | Dict with the key "action_mask" | the encoding of the rest; the mask goes its own way |
+| Dict with the key "links" | the links in front, as they are, then the rest flattened |
 
 Where the rest is only "observation" (PettingZoo's convention) or only "observations" (RLlib's), that component is
 encoded by itself and keeps its shape; any other rest is a Dict without the mask, flattened as every Dict. A mask covers
@@ -17,12 +18,14 @@ the A logits of the agent's action space: the n of a Discrete, the heads of a Mu
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
-from thrust_rllib.envs.spaces import ACTION_MASK, beside_action_mask, has_action_mask
+from thrust_rllib.envs.spaces import ACTION_MASK, LINKS, beside_action_mask, has_action_mask, map_space, num_links
 
 
 class ObservationEncoder:
@@ -33,11 +36,23 @@ class ObservationEncoder:
 
     Raises:
         ValueError: the space has no encoding; the message names what is supported.
+
+    Attributes:
+        masked: observations carry an action mask.
+        num_links: so many numbers in front of an encoded observation are links; 0: there are none.
+        shape_beside_links: of what stands behind them, its own where that is one component, else that of a vector;
+            None without links.
     """
 
     def __init__(self, space: gym.Space) -> None:
         self.masked = has_action_mask(space)
+        self.num_links = num_links(space)
         self.space, self._key = beside_action_mask(space)
+        self.shape_beside_links: tuple[int, ...] | None = None
+        if isinstance(self.space, gym.spaces.Dict) and self.num_links:
+            self.space = _links_first(self.space)
+            rest = [_encoded_bounds(inner)[0] for key, inner in self.space.spaces.items() if key != LINKS]
+            self.shape_beside_links = rest[0].shape if len(rest) == 1 else (sum(part.size for part in rest),)
         low, high = _encoded_bounds(self.space)
         self.encoded_space = gym.spaces.Box(low, high, dtype=np.float32)
         # Comparing with infinite bounds costs a pass over the data and can only ever find a NaN.
@@ -46,7 +61,15 @@ class ObservationEncoder:
 
     def encode(self, raw: Any) -> np.ndarray:
         """[…, *space] (or a dict or tuple of arrays) to float32 […, *encoded_space.shape]."""
-        return _encode(self.space, raw if self._key is None else raw[self._key])
+        return _encode(self.space, self._beside_mask(raw))
+
+    def encode_agents(self, raw: Sequence[Any]) -> np.ndarray:
+        """What k agents see, each [E, …] (or a dict or tuple of arrays), as float32 [k, E, …]."""
+        mine = [self._beside_mask(each) for each in raw]
+        return _encode(self.space, map_space(self.space, lambda _, *arrays: np.stack(arrays), *mine))
+
+    def _beside_mask(self, raw: Any) -> Any:
+        return raw if self._key is None else raw[self._key]
 
     def action_mask(self, raw: Any) -> np.ndarray:
         """The mask, bool […, A]; only for a masked space."""
@@ -76,6 +99,21 @@ class ObservationEncoder:
             return place[:leading], f"element {element} is {value}"
         low, high = self.encoded_space.low[element], self.encoded_space.high[element]
         return place[:leading], f"element {element} is {value}, outside the space's bounds [{low}, {high}]"
+
+
+def _links_first(space: gym.spaces.Dict) -> gym.spaces.Dict:
+    """The space with its links in front.
+
+    Raises:
+        ValueError: there is nothing else.
+    """
+    rest = [(key, inner) for key, inner in space.spaces.items() if key != LINKS]
+    if not rest:
+        raise ValueError(
+            f"the observation holds {LINKS!r} and nothing to encode; give the agent something to observe, if only a "
+            "constant"
+        )
+    return gym.spaces.Dict(OrderedDict([(LINKS, space.spaces[LINKS]), *rest]))
 
 
 def _encoded_bounds(space: gym.Space) -> tuple[np.ndarray, np.ndarray]:

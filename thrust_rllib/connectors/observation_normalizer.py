@@ -30,10 +30,13 @@ CLIP = 10.0
 class ObservationNormalizer(ConnectorV2):
     """x → clip((x − mean) / std, ±10) with the running moments of the module.
 
+    Links, which stand in front of an observation, say whom the agent hears: they stay as they are, and have no moments.
+
     Args:
         input_observation_space: as of every ConnectorV2; not used.
         input_action_space: not used.
         shapes: {module id: shape of one encoded observation}.
+        links: {module id: how many numbers of it are links}; modules without links may be left out.
         **kwargs: for RLlib.
     """
 
@@ -43,13 +46,13 @@ class ObservationNormalizer(ConnectorV2):
         input_action_space: gym.Space | None = None,
         *,
         shapes: Mapping[str, tuple[int, ...]],
+        links: Mapping[str, int] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(input_observation_space, input_action_space, **kwargs)
         self.shapes = {module_id: tuple(shapes[module_id]) for module_id in sorted(shapes)}
-        self.moments = {module_id: RunningMoments(shape) for module_id, shape in self.shapes.items()}
-        # {modules: (mean, std, limit)} in float32, made when first needed: the moments are fixed during a rollout.
-        self._scales: dict[tuple[str, ...], tuple[np.ndarray, ...] | None] = {}
+        self.links = {module_id: (links or {}).get(module_id, 0) for module_id in self.shapes}
+        self.reset_state()
 
     @override(ConnectorV2)
     def __call__(self, *, batch: dict[str, Any], shared_data: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
@@ -72,9 +75,17 @@ class ObservationNormalizer(ConnectorV2):
         if scale is None:
             return obs
         mean, std, limit = scale
-        scaled = obs.reshape(len(module_ids), -1, *mean.shape[2:]) - mean
-        scaled /= std
-        return np.clip(scaled, -limit, limit, out=scaled).reshape(obs.shape)
+        first = self.links[module_ids[0]]
+        if not first:
+            scaled = obs.reshape(len(module_ids), -1, *mean.shape[2:]) - mean
+            scaled /= std
+            return np.clip(scaled, -limit, limit, out=scaled).reshape(obs.shape)
+        scaled = obs.reshape(len(module_ids), -1, obs.shape[-1]).copy()
+        rest = scaled[..., first:]
+        rest -= mean
+        rest /= std
+        np.clip(rest, -limit, limit, out=rest)
+        return scaled.reshape(obs.shape)
 
     def _scale(self, module_ids: tuple[str, ...]) -> tuple[np.ndarray, ...] | None:
         """Mean and deviation [m, 1, *shape], clip limit; None where nothing is known: observations stay as they are."""
@@ -87,6 +98,8 @@ class ObservationNormalizer(ConnectorV2):
 
     def update(self, module_id: str, obs: np.ndarray, mask: np.ndarray | None = None) -> None:
         """Takes in the rows of a finished rollout: obs […, *shape], mask […] bool."""
+        if first := self.links[module_id]:
+            obs = obs[..., first:]
         self.moments[module_id].update(obs, mask)
         self._scales.clear()
 
@@ -118,12 +131,18 @@ class ObservationNormalizer(ConnectorV2):
 
     @override(ConnectorV2)
     def get_ctor_args_and_kwargs(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return (self.input_observation_space, self.input_action_space), {"shapes": self.shapes}
+        return (self.input_observation_space, self.input_action_space), {"shapes": self.shapes, "links": self.links}
 
     @override(ConnectorV2)
     def reset_state(self) -> None:
-        self.moments = {module_id: RunningMoments(shape) for module_id, shape in self.shapes.items()}
-        self._scales.clear()
+        self.moments = {module_id: RunningMoments(self._beside_links(module_id)) for module_id in self.shapes}
+        # {modules: (mean, std, limit)} in float32, made when first needed: the moments are fixed during a rollout.
+        self._scales: dict[tuple[str, ...], tuple[np.ndarray, ...] | None] = {}
+
+    def _beside_links(self, module_id: str) -> tuple[int, ...]:
+        """The shape of an observation without its links, in front of which it is a vector."""
+        first, shape = self.links[module_id], self.shapes[module_id]
+        return (shape[0] - first,) if first else shape
 
     @override(ConnectorV2)
     def merge_states(self, states: list[dict[str, Any]]) -> dict[str, Any]:

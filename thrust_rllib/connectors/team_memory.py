@@ -15,6 +15,7 @@ from ray.rllib.utils.annotations import override
 from thrust_rllib.connectors.team_observations import ACTING, Acting
 from thrust_rllib.joint_batch import ModuleID
 from thrust_rllib.joint_episode import JointEpisode
+from thrust_rllib.rl_modules.communicating import EXCHANGED
 from thrust_rllib.rl_modules.memory import RecurrentModules
 
 
@@ -47,8 +48,8 @@ class TeamMemory(ConnectorV2):
             self._recurrent = RecurrentModules.of(rl_module)
         acting: dict[ModuleID, Acting] = shared_data[ACTING]
         for module_id, layout in self._recurrent.layouts.items():
-            if module_id not in acting:
-                continue
+            if module_id not in acting or EXCHANGED in batch[module_id] and Columns.STATE_IN in batch[module_id]:
+                continue  # or its memory is part of an exchange of messages, which has seen to it
             mine, columns = acting[module_id], batch[module_id]
             mine.layout = layout
             mine.memory = np.stack([episodes[e].memory.get(agent, layout.initial) for e, agent in mine.rows])

@@ -14,6 +14,8 @@ from thrust_rllib.envs.joint_env import JointEnv, VectorJointEnv
 
 ARRAY_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 ACTION_MASK = "action_mask"
+LINKS = "links"
+"""Key of a Dict observation: whom the agent hears, [N] over all agents in the environment's order; 0: not at all."""
 
 
 def check_spaces(env: JointEnv | VectorJointEnv) -> None:
@@ -121,6 +123,23 @@ def beside_action_mask(space: gym.Space) -> tuple[gym.Space, str | None]:
         if key in ("observation", "observations"):
             return inner, key
     return spaces.Dict(rest), None
+
+
+def num_links(space: gym.Space) -> int:
+    """N where observations tell whom their agent hears (`LINKS`, a Box with one axis beside something else), else 0.
+
+    Raises:
+        ValueError: links of another kind.
+    """
+    if not isinstance(space, spaces.Dict) or LINKS not in space.spaces:
+        return 0
+    links = space.spaces[LINKS]
+    if not isinstance(links, spaces.Box) or len(links.shape) != 1 or (links.low < 0).any():
+        raise ValueError(
+            f"the observation has {LINKS!r} in {links}; needed: Box(0, 1, (number of agents,)), 0 for whom "
+            "the agent does not hear"
+        )
+    return int(links.shape[0])
 
 
 def head_sizes(space: gym.Space) -> tuple[int, ...] | None:

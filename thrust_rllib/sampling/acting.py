@@ -21,9 +21,11 @@ from thrust_rllib.connectors.observation_normalizer import ObservationNormalizer
 from thrust_rllib.rl_modules.acting_outputs import check_acting_outputs
 from thrust_rllib.rl_modules.distributions import mask_logits
 from thrust_rllib.rl_modules.drawing import drawing_from, generator_state, set_generator_state
+from thrust_rllib.rl_modules.joint_input import input_column
 from thrust_rllib.rl_modules.memory import MemoryLayout
 from thrust_rllib.rl_modules.stacked import can_be_stacked
 from thrust_rllib.sampling.agent_groups import AgentGroup
+from thrust_rllib.sampling.group_messages import GroupMessages, Heard
 from thrust_rllib.sampling.plain_acting import Noise, PlainActing
 
 
@@ -31,19 +33,23 @@ from thrust_rllib.sampling.plain_acting import Noise, PlainActing
 class Acted:
     """What a group of agents saw and did in one step, [k, E, …]: input, the distribution's inputs, the actions.
 
-    memory: [k, E, S] the states that recurrent modules entered the step with, or None.
+    memory: [k, E, S] the states that recurrent modules entered the step with, or None. read: what the modules' rows
+    read, input and state: obs and memory, or what the exchange of messages has made of them.
     """
 
     obs: np.ndarray
     logits: np.ndarray
     actions: np.ndarray
-    memory: np.ndarray | None = None
+    memory: np.ndarray | None
+    read: tuple[np.ndarray, np.ndarray | None]
 
 
 class TeamActor:
     """Chooses actions for all agents with a generator of its own; torch's global one is left as it was.
 
     `groups` are those it was given, split where modules do not act by the same kind of network.
+
+    Communicating modules hear each other before they act, whatever groups their agents are in.
 
     Recurrent modules: `act` enters a step with the memories of the agents, `advance` keeps those that come out of it
     for who acted, and begins anew where an episode has ended. Memories survive `take_weights`.
@@ -74,11 +80,17 @@ class TeamActor:
         self.restart()
         self.take_weights()
 
+    @property
+    def exchanges_messages(self) -> bool:
+        """Whether agents hear each other, so that it matters who is there."""
+        return self._messages is not None
+
     def take_weights(self) -> None:
         """To be called when the modules' weights may have changed: before each rollout."""
         # [k, 1, S] of each group, or None where it has no memory.
         self._initial = [_initial_memory(*pair) for pair in zip(self.groups, self._modules, strict=True)]
         self._recurrent = any(initial is not None for initial in self._initial)
+        self._messages = GroupMessages.of(self.groups, self._modules, self._device)
         self._acting: list[PlainActing | ModuleActing] = []
         for group, modules, noise in zip(self.groups, self._modules, self._noise, strict=True):
             plain = [module.unwrapped() for module in modules]
@@ -105,22 +117,30 @@ class TeamActor:
         masks: Sequence[np.ndarray | None],
         explore: bool,
         random_actions: bool = False,
+        present: np.ndarray | None = None,
     ) -> list[Acted]:
-        """One step of every agent.
+        """One step of every agent: messages first, where modules exchange some.
 
         Args:
             encoded: per group float32 [k, E, …].
             masks: per group bool [k, E, A] or None.
             explore: sample from the distribution; False takes its mode.
             random_actions: ignore the modules' outputs and draw uniformly from what is allowed.
+            present: bool [N, E] in the environment's order, who acts in this step and can be heard; None: everybody, or
+                not known, and then the links are right.
         """
+        seen = [*encoded]
+        if self.normalizer is not None:
+            seen = [self.normalizer.normalize(g.module_ids, obs) for g, obs in zip(self.groups, seen, strict=True)]
+        memories = [self.memory(index, obs.shape[1]) for index, obs in enumerate(seen)]
+        heard: Heard = {}
+        if self._messages is not None:
+            heard = self._messages.exchange(seen, memories, present)
         acted = []
-        for index, (group, acting, obs, mask) in enumerate(zip(self.groups, self._acting, encoded, masks, strict=True)):
-            if self.normalizer is not None:
-                obs = self.normalizer.normalize(group.module_ids, obs)
-            memory = self.memory(index, obs.shape[1])
-            logits, actions, self._next_memory[index] = acting.act(obs, mask, explore, random_actions, memory)
-            acted.append(Acted(obs, logits, actions, memory))
+        for index, (acting, obs, mask, memory) in enumerate(zip(self._acting, seen, masks, memories, strict=True)):
+            read = heard.get(index, (obs, memory))
+            logits, actions, self._next_memory[index] = acting.act(read[0], mask, explore, random_actions, read[1])
+            acted.append(Acted(obs, logits, actions, memory, read))
         return acted
 
     def advance(self, present: np.ndarray | None, over: np.ndarray) -> None:
@@ -237,7 +257,7 @@ class ModuleActing:
         rows = torch.from_numpy(obs).to(self._device)
         parts, states = [], []
         for (module_id, mine), module, layout in zip(self._group.by_module, self._modules, self._memories, strict=True):
-            batch: dict[str, Any] = {Columns.OBS: rows[mine].flatten(0, 1)}
+            batch: dict[str, Any] = {input_column(module.unwrapped()): rows[mine].flatten(0, 1)}
             if layout is not None:
                 assert memory is not None
                 batch = layout.one_step(batch, torch.from_numpy(memory[mine]).to(self._device).flatten(0, 1))

@@ -34,6 +34,9 @@ class AgentGroup:
 
     Raises:
         ValueError: a space has no encoding, or an action mask does not fit the actions.
+
+    Attributes:
+        places: where each agent stands among all agents, and `positions`, the same as an index.
     """
 
     def __init__(
@@ -61,7 +64,7 @@ class AgentGroup:
         self.action_space = action_space
         self.action_shape = tuple(action_space.shape or ())
         self.stacked = stacked
-        positions = [list(all_agents).index(agent) for agent in agents]
+        self.places = positions = [list(all_agents).index(agent) for agent in agents]
         contiguous = positions == list(range(positions[0], positions[0] + len(positions)))
         self.positions: Any = slice(positions[0], positions[-1] + 1) if contiguous else np.array(positions)
 
@@ -82,7 +85,7 @@ class AgentGroup:
         """What the environment returned for all agents, as float32 [k, E, …] of these agents."""
         if self.stacked:
             return self.encoder.encode(observations[self.positions])
-        return np.stack([self.encoder.encode(observations[agent]) for agent in self.agents])
+        return self.encoder.encode_agents([observations[agent] for agent in self.agents])
 
     def encode_some(self, observations: Any, rows: np.ndarray) -> np.ndarray:
         """As `encode`, of some agents in some environments; the other observations are not looked at.

@@ -19,6 +19,7 @@ from ray.rllib.utils.typing import ModuleID
 from thrust_rllib.connectors.team_observations import Acting
 from thrust_rllib.joint_batch import AgentID
 from thrust_rllib.joint_episode import JointEpisode
+from thrust_rllib.rl_modules.communicating import EXCHANGED
 from thrust_rllib.rl_modules.memory import MemoryLayout
 
 _LEFT_OUT = {
@@ -116,7 +117,7 @@ def inputs_state(
             "columns": {
                 name: column.detach().cpu().numpy()
                 for name, column in batch[module_id].items()
-                if name not in (Columns.OBS, Columns.STATE_IN)
+                if name not in (Columns.OBS, Columns.STATE_IN, EXCHANGED)
             },
         }
         for module_id, mine in acting.items()

@@ -144,6 +144,30 @@ class RolloutChecks:
             f"for {space}; return at least one legal action (MultiDiscrete: one in every dimension), or end the episode"
         )
 
+    def links(self, group: AgentGroup, encoded: np.ndarray, present: np.ndarray) -> None:
+        """Checks that nobody heard an agent that did not act, where the environment does not say who acts next.
+
+        Args:
+            group: the agents.
+            encoded: observations [T, k, E, …], links in front.
+            present: bool [T, N, E], who acted, in the environment's order.
+
+        Raises:
+            ValueError: an agent that acted was told that it hears one that did not.
+        """
+        if not group.encoder.num_links or present.all():
+            return
+        heard = encoded[..., : group.encoder.num_links] > 0  # [T, k, E, N]
+        wrong = heard & present[:, group.positions][..., None] & ~present.transpose(0, 2, 1)[:, None]
+        if not wrong.any():
+            return
+        t, agent, e, other = (int(i) for i in np.argwhere(wrong)[0])
+        raise ValueError(
+            f"environment {self._env!r}: agent {group.agents[agent]!r} hears agent {self._agents[other]!r}, which does "
+            f"not act, in environment index {e}, step {t} of this rollout. Set such links to 0, or let the environment "
+            "say who acts next: VectorJointEnv.acts_next()"
+        )
+
     def states(self, states: np.ndarray, first_step: int = 0, envs: np.ndarray | None = None) -> None:
         """Checks global states [T, E, S]; T = 1 for one step; arguments as of `observations`.
 
