@@ -44,6 +44,13 @@ def test_own_coupling_acts(ray_session, capsys):
     assert with_coupling < without - 0.005
 
 
+def test_coverage_team_says_what_is_covered(ray_session, capsys):
+    out = run("coverage_team.py", capsys)
+    assert len(numbers("covered", out)) == len(numbers("connected", out)) == 2
+    assert all(0 < share <= 1 for label in ("covered", "connected") for share in numbers(label, out))
+    assert len(numbers("price", out)) == 3
+
+
 def test_pettingzoo_env_prints_each_agents_return(ray_session, capsys):
     out = run("pettingzoo_env.py", capsys)
     assert len(numbers("team", out)) == 2
