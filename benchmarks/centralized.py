@@ -27,18 +27,16 @@ import os
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
-import itertools
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
+from common.experiment import Case, Experiment, product
 from ctde import budget as budgets
 from ctde import diversity as diversities
 from ctde import games, speaker
 from ctde import spread as spreads
 from ctde import timing as timings
-from ctde.experiment import Case, Experiment
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 Seeds = Annotated[list[int] | None, typer.Option(help="once for each run")]
@@ -46,10 +44,6 @@ Names = Annotated[list[str] | None, typer.Option(help="once for each run")]
 Steps = Annotated[int, typer.Option(help="environment steps of a run")]
 Jobs = Annotated[int, typer.Option(help="runs at a time")]
 Output = Annotated[Path | None, typer.Option(help="CSV file, the plot beside it (default: results/centralized_*.csv)")]
-
-
-def product(**values: Iterable[Any]) -> list[Case]:
-    return [dict(zip(values, chosen, strict=True)) for chosen in itertools.product(*values.values())]
 
 
 def conduct(experiment: Experiment, cases: list[Case], jobs: int, output: Path | None) -> None:

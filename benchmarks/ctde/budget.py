@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
+from common.experiment import Experiment, points, train_through, trainer
 from common.results import Row, new_figure, panel
 from common.rounds import console
 from common.tasks import curve_as_text, new_table
 from matplotlib.figure import Figure
 
-from ctde.experiment import Experiment, points, train_through, trainer
 from thrust_rllib import Constraint, JointPPOConfig
 from thrust_rllib.recipes import recipe
 
@@ -123,4 +123,4 @@ def smooth(steps: Sequence[float], values: Sequence[float]) -> tuple[list[float]
     return [steps[k] for k in middle], [fmean(values[k - WINDOW // 2 : k + WINDOW // 2 + 1]) for k in middle]
 
 
-EXPERIMENT = Experiment("budget", ("price", "limit", "env_steps", "seed"), measure, show, draw)
+EXPERIMENT = Experiment("centralized", "budget", ("price", "limit", "env_steps", "seed"), measure, show, draw)

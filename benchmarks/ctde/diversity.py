@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from common.experiment import Experiment, points, train_through, trainer
 from common.results import Row, new_figure, panel
 from common.rounds import console
 from common.tasks import curve_as_text, new_table
 from matplotlib.figure import Figure
 
-from ctde.experiment import Experiment, points, train_through, trainer
 from thrust_rllib import Constraint, JointPPOConfig
 from thrust_rllib.action_spread import ActionSpread
 from thrust_rllib.recipes import recipe
@@ -85,4 +85,4 @@ def draw(rows: Sequence[Row]) -> Figure:
     return figure
 
 
-EXPERIMENT = Experiment("diversity", ("target", "env_steps", "seed"), measure, show, draw)
+EXPERIMENT = Experiment("centralized", "diversity", ("target", "env_steps", "seed"), measure, show, draw)

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from common.experiment import Experiment, grouped, train_through, trainer
 from common.results import Row, draw_bar, new_figure, panel
 from common.rounds import console
 from common.tasks import EVALUATION_SEED, new_table
 from matplotlib.figure import Figure
 
-from ctde.experiment import Experiment, grouped, train_through, trainer
 from thrust_rllib import JointPPOConfig
 from thrust_rllib.envs import Climbing, MatrixGame, Penalty
 from thrust_rllib.envs.difference import DIFFERENCE_REWARD
@@ -115,4 +115,4 @@ def draw(rows: Sequence[Row]) -> Figure:
     return figure
 
 
-EXPERIMENT = Experiment("matrix_games", ("game", "side", "env_steps", "seed"), measure, show, draw)
+EXPERIMENT = Experiment("centralized", "matrix_games", ("game", "side", "env_steps", "seed"), measure, show, draw)

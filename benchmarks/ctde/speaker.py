@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from common.experiment import Experiment, points, train_through, trainer
 from common.results import Row, draw_bar, new_figure, panel
 from common.rounds import console
 from common.runs import mean_and_error
@@ -13,7 +14,6 @@ from common.tasks import EVALUATION_SEED, curve_as_text, new_table
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from ctde.experiment import Experiment, points, train_through, trainer
 from thrust_rllib import CrossAgentLoss, JointPPOConfig
 from thrust_rllib.envs.speaker_listener import LISTENER, SPEAKER
 from thrust_rllib.evaluation import play_episodes
@@ -128,4 +128,4 @@ def draw(rows: Sequence[Row]) -> Figure:
     return figure
 
 
-EXPERIMENT = Experiment("speaker_listener", ("side", "env_steps", "seed"), measure, show, draw)
+EXPERIMENT = Experiment("centralized", "speaker_listener", ("side", "env_steps", "seed"), measure, show, draw)

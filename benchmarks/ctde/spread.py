@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from common.experiment import Experiment, grouped, points, train_through, trainer
 from common.results import Row, draw_bar, new_figure, panel
 from common.rounds import console
 from common.runs import mean_and_error, plus_minus
 from common.tasks import EVALUATION_SEED, curve_as_text, new_table
 from matplotlib.figure import Figure
 
-from ctde.experiment import Experiment, grouped, points, train_through, trainer
 from thrust_rllib import JointPPOConfig
 from thrust_rllib.evaluation import play_episodes
 from thrust_rllib.recipes import recipe
@@ -93,4 +93,4 @@ def draw(rows: Sequence[Row]) -> Figure:
     return figure
 
 
-EXPERIMENT = Experiment("spread", ("side", "env_steps", "seed"), measure, show, draw)
+EXPERIMENT = Experiment("centralized", "spread", ("side", "env_steps", "seed"), measure, show, draw)

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
+from common.experiment import Experiment, trainer
 from common.results import Row, draw_bar, draw_columns, new_figure, panel, summary
 from common.rounds import PHASES, Stopwatch, console, take_turns
 from common.tasks import new_table
 from matplotlib.figure import Figure
 
-from ctde.experiment import Experiment, trainer
 from thrust_rllib import JointPPOConfig
 from thrust_rllib.recipes import recipe
 
@@ -71,4 +71,4 @@ def draw(rows: Sequence[Row]) -> Figure:
     return figure
 
 
-EXPERIMENT = Experiment("timing", ("agents", "side"), measure, show, draw)
+EXPERIMENT = Experiment("centralized", "timing", ("agents", "side"), measure, show, draw)

@@ -1,38 +1,40 @@
-"""What the experiments of `centralized.py` share: a case is a dict of arguments, a run of it gives rows."""
+"""What scripts of several experiments share: a case is a dict of arguments, a run of it gives rows."""
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from common.results import RESULTS, Row, command, read
-from common.rounds import console, start_quietly
-from common.runs import add_rows, as_text, run_each, versions
 from matplotlib.figure import Figure
 from ray.rllib.algorithms.algorithm import Algorithm
 from rich.progress import track
 
+from common.results import RESULTS, Row, command, read
+from common.rounds import console, start_quietly
+from common.runs import add_rows, as_text, run_each, versions
 from thrust_rllib import JointPPOConfig
 
-SCRIPT = "centralized"
 Case = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """One subcommand of `centralized.py`.
+    """One subcommand of a script.
 
-    name: of the subcommand and the files. key: columns that name a row. measure: a case's arguments to its rows. show:
-    prints all rows and says whether the bars are met. draw: all rows.
+    script: its name, without ".py". name: of the subcommand; rows go to `results/{script}_{name}.csv`. key: columns
+    that name a row. measure: a case's arguments to its rows. show: prints all rows and says whether the bars are met.
+    draw: all rows.
     """
 
+    script: str
     name: str
     key: tuple[str, ...]
     measure: Callable[..., list[Row]]
@@ -41,15 +43,15 @@ class Experiment:
 
     def conduct(self, cases: Sequence[Case], jobs: int, output: Path | None) -> bool:
         """Measures the cases, one here, several in processes of their own, and adds them to the file and the plot."""
-        path = output or RESULTS / f"{SCRIPT}_{self.name}.csv"
+        path = output or RESULTS / f"{self.script}_{self.name}.csv"
         add = partial(add_rows, path, case=self.key)
         arguments = [[self.name, *options(case)] for case in cases]
         if len(cases) == 1:
             start_quietly()
-            about = versions() | {"command": command(SCRIPT, arguments[0])}
+            about = versions() | {"command": command(self.script, arguments[0])}
             add([as_text(row | about) for row in self.measure(**cases[0])])
         else:
-            run_each(str(Path(__file__).parents[1] / f"{SCRIPT}.py"), arguments, add, jobs)
+            run_each(str(Path(__file__).parents[1] / f"{self.script}.py"), arguments, add, jobs)
         rows = read(path)
         self.draw(rows).savefig(path.with_suffix(".png"))
         return self.show(rows)
@@ -59,6 +61,11 @@ def options(case: Case) -> list[str]:
     """`--name value` of each argument; a tuple repeats its option."""
     values = {name: value if isinstance(value, tuple) else (value,) for name, value in case.items()}
     return [text for name, each in values.items() for value in each for text in (f"--{name}", f"{value}")]
+
+
+def product(**values: Iterable[Any]) -> list[Case]:
+    """A case for each choice of one value per argument; the last argument changes fastest."""
+    return [dict(zip(values, chosen, strict=True)) for chosen in itertools.product(*values.values())]
 
 
 @contextmanager
