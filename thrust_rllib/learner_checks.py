@@ -9,7 +9,9 @@ from ray.rllib.core.rl_module.apis import ValueFunctionAPI
 
 from thrust_rllib.cross_agent_losses import CrossAgentLoss
 from thrust_rllib.joint_batch import JointBatch, ModuleID
+from thrust_rllib.rl_modules.exchange import check_alike
 from thrust_rllib.rl_modules.heads import has_conditional_heads
+from thrust_rllib.rl_modules.joint_input import communicates
 from thrust_rllib.rl_modules.memory import MemoryLayout, RecurrentModules
 from thrust_rllib.rl_modules.mlp import ENCODER_FEATURES
 from thrust_rllib.rl_modules.trial_pass import trial_outputs
@@ -107,6 +109,20 @@ def check_sequences(recurrent: RecurrentModules, config: Any) -> None:
             f"({source}) {advice}. Raise minibatch_size to {needed} or more, set max_seq_len to at most {most} in the "
             "model_config, or take more environments."
         )
+
+
+def check_messages(modules: Mapping[ModuleID, Any], mapping: Callable[..., Any]) -> None:
+    """Checks that the agents that exchange messages understand each other; modules that play nobody may differ.
+
+    Args:
+        modules: {module: RLModule}.
+        mapping: the configuration's `policy_mapping_fn`; without the table that validation makes of it all count.
+
+    Raises:
+        ValueError: modules that differ in a setting of their messages.
+    """
+    playing = set(mapping.table.values()) if isinstance(mapping, AgentToModule) else set(modules)
+    check_alike({m: own for m, own in modules.items() if m in playing and communicates(own)})
 
 
 def prepare_couplings(

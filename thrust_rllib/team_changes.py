@@ -23,7 +23,7 @@ from thrust_rllib.connectors.team_codec import TeamCodec
 from thrust_rllib.envs.names import nearest
 from thrust_rllib.envs.spaces import equal_spaces
 from thrust_rllib.joint_batch import ModuleID
-from thrust_rllib.learner_checks import check_modules, check_sequences
+from thrust_rllib.learner_checks import check_messages, check_modules, check_sequences
 from thrust_rllib.rl_modules.auxiliary_heads import feature_width
 from thrust_rllib.rl_modules.learner_modules import AUXILIARY_HEADS, LEARNER_MODULES
 from thrust_rllib.rl_modules.memory import RecurrentModules
@@ -206,6 +206,7 @@ def check_trainable(
             if learner.config.auxiliary_targets:
                 feature_width(module_id, added[module_id])
         modules |= added
+    check_messages(modules, change.mapping)
     check_sequences(RecurrentModules.of(modules), learner.config)
 
 

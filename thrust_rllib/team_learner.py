@@ -19,7 +19,7 @@ from thrust_rllib import functional as F
 from thrust_rllib.connectors.carry_over import carry_over
 from thrust_rllib.diversity_probe import DIVERSITY
 from thrust_rllib.entropy_guard import EntropyGuard
-from thrust_rllib.learner_checks import check_modules, check_sequences, prepare_couplings
+from thrust_rllib.learner_checks import check_messages, check_modules, check_sequences, prepare_couplings
 from thrust_rllib.learner_state import ACTOR_OPTIMIZER, StatefulLearner
 from thrust_rllib.learners_alike import start_alike
 from thrust_rllib.multipliers import Multipliers
@@ -79,6 +79,7 @@ class TeamLearner(StatefulLearner):
         modules = self._all_modules()
         policies = {m: modules[m] for m in ids}
         check_modules(policies, config.cross_agent_losses, with_values=not self._plan.has_network)
+        check_messages(policies, config.policy_mapping_fn)
         recurrent = RecurrentModules.of(modules)
         check_sequences(recurrent, config)
         self.head_names: dict[ModuleID, tuple[str, ...]] = {}

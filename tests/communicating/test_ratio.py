@@ -58,18 +58,18 @@ def wrong_ratio(played, rows):
 
 
 CASES = [
-    (door, cell, name, env)
-    for door in ("arrays", "episodes")
-    for cell in CELLS
-    for name, env in (("one module", Meadow), ("groups", Meadow), ("apart", Meadow), ("one does not speak", Meadow))
-] + [("arrays", cell, "groups", Swarm) for cell in CELLS]
+    *((door, cell, "one does not speak", Meadow) for door in ("arrays", "episodes") for cell in CELLS),
+    *(("arrays", cell, "groups", Swarm) for cell in CELLS),
+    *((door, cell, "apart", Meadow) for door, cell in (("arrays", "none"), ("episodes", "message_gru"))),
+    *((door, cell, "one module", Meadow) for door, cell in (("arrays", "message_gru"), ("episodes", "none"))),
+]
 
 
 @pytest.mark.parametrize("door, cell, team, env", CASES)
 def test_ratios_are_one_in_rollouts_that_go_on(door, cell, team, env):
     played = Played(door, cell, TEAMS[team], env=env)
     seen, cut_alone, joined = 0, 0, 0
-    for rollout in range(4):
+    for rollout in range(3):
         batches = played.sample()
         rows = played.rows(batches)
         assert wrong_ratio(played, rows) < 1e-5
@@ -84,7 +84,7 @@ def test_ratios_are_one_in_rollouts_that_go_on(door, cell, team, env):
             joined += int((there[:, 1:] & ~there[:, :-1] & there.any(0)[:-1] & ~batch.episode_start[1:]).sum())
         assert not rows.present.all()
         played.set_weights(rollout + 1)
-    assert seen > 200 and cut_alone > 2 and joined > 2
+    assert seen > 150 and cut_alone and joined > 2
 
 
 @pytest.mark.parametrize("cell", CELLS)
@@ -121,18 +121,24 @@ def test_who_is_always_there(door, cell):
         played.set_weights(rollout + 1)
 
 
-@pytest.mark.parametrize("aggregation", ["max", "mean", "attention"])
-@pytest.mark.parametrize("content", ["learned", "distance", "both"])
-def test_every_kind_of_message(aggregation, content):
+@pytest.mark.parametrize(
+    "door, cell, aggregation, content",
+    [
+        ("arrays", "none", "mean", "distance"),
+        ("episodes", "message_gru", "mean", "both"),
+        ("arrays", "message_gru", "attention", "learned"),
+        ("episodes", "none", "attention", "distance"),
+        ("arrays", "gru", "max", "both"),
+    ],
+)
+def test_every_kind_of_message(door, cell, aggregation, content):
     model = {"aggregation": aggregation, "message_content": content, "message_rounds": 3}
-    for door, cell in (("arrays", "message_gru"), ("episodes", "none")):
-        played = Played(door, cell, APART, model=model)
-        for _ in range(2):
-            assert wrong_ratio(played, played.rows(played.sample())) < 1e-5
+    played = Played(door, cell, APART, model=model)
+    for _ in range(2):
+        assert wrong_ratio(played, played.rows(played.sample())) < 1e-5
 
 
-@pytest.mark.parametrize("door", ["arrays", "episodes"])
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("door, cell", [("arrays", "none"), ("arrays", "message_gru"), ("episodes", "gru")])
 def test_a_module_without_rounds_or_frozen(door, cell):
     """A frozen module speaks and hears as every other one, and does not move."""
     model = {"message_rounds": 0} if cell != "message_gru" else {}

@@ -71,9 +71,7 @@ class Speakers:
         found = {}
         for agent, m in self.agents.items():
             sizes = [
-                leaves[m][name].shape[1]
-                for name in ("cell.weight_hh_l0", "updates.0.weight_hh")
-                if name in leaves[m]
+                leaves[m][name].shape[1] for name in ("cell.weight_hh_l0", "updates.0.weight_hh") if name in leaves[m]
             ]
             found[agent] = torch.zeros(sizes[0] if sizes else 0, dtype=torch.float64)
         return found
@@ -150,6 +148,16 @@ class SpeakingTrainer(TeamTrainer):
         agent = next(a for a, own in self.rollouts.items() if own is rollout)
         return self.found[agent]
 
+    @staticmethod
+    def _gradients(loss, leaves):
+        """What nobody hears in a minibatch has the gradient 0, and goes on by its momentum; heads are left out."""
+        found = TeamTrainer._gradients(loss, leaves)
+        for module_id, named in found.items():
+            for name, gradient in named.items():
+                if gradient is None and "_head" not in name and speaks(leaves[module_id]):
+                    named[name] = np.zeros(leaves[module_id][name].shape)
+        return found
+
     def _run_all(self, rows):
         """{agent: features [B, D], outputs [B, A], values [B]}, 0 where it is absent."""
         speakers, first = self.loop.speakers, next(iter(self.rollouts.values()))
@@ -189,9 +197,7 @@ class SpeakingLoop(TeamLoop):
         self.speakers = Speakers(agents, rounds, aggregation)
 
     def leaves(self):
-        return {
-            m: {name: torch.tensor(x) for name, x in named.items()} for m, named in self.trainer.parameters.items()
-        }
+        return {m: {name: torch.tensor(x) for name, x in named.items()} for m, named in self.trainer.parameters.items()}
 
     def played(self, batch: TeamRollout):
         """{(t, e): ({agent: (features, outputs, value)}, {agent: value of what follows}, entering memories)}."""

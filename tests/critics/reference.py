@@ -299,6 +299,7 @@ class TeamTrainer(RecurrentTrainer):
 
     loop: TeamLoop
     data: CriticData
+    leaves: dict[str, dict[str, Tensor]]
 
     def values_of_rows(self, leaves, rollouts, rows) -> Tensor:
         """[B, V] of a minibatch."""
@@ -338,7 +339,7 @@ class TeamTrainer(RecurrentTrainer):
 
     def step(self, rollouts: Mapping[str, RecurrentRollout], rows: np.ndarray) -> dict[str, object]:
         s, team = self.settings, self.loop.settings
-        leaves = {
+        leaves = self.leaves = {
             m: {name: torch.tensor(p, dtype=torch.float64, requires_grad=True) for name, p in params.items()}
             for m, params in self.parameters.items()
         }

@@ -54,9 +54,8 @@ class Own(MLPModule):
 
 
 def careful(case):
-    """Keeps the environment from failing on purpose."""
-    if case.env == "debug/faulty":
-        case.env_config = {"fault": "none"}
+    """Keeps the environment from failing on purpose, and lets its episodes end within the rollouts."""
+    case.env_config = {"debug/faulty": {"fault": "none"}, "coverage": {"horizon": 20}}.get(case.env, case.env_config)
     return case
 
 
