@@ -16,8 +16,8 @@ Each has a file in `benchmarks/covering/` with its settings; the first four add 
 `results/coverage_world_*.csv` and draw what stands there. Settings were chosen with seeds from 100 on; those of the
 tables were run once. Scores are of the last weights, in 100 greedy episodes with seeds that training has not seen.
 
-Takes about 40 minutes for mechanisms with --jobs 2, 20 for growth, 10 for roles, 4 for messages; a run is a process with
-one torch thread.
+Takes about 25 minutes for mechanisms and 5 for roles with --jobs 2, 20 for growth, 4 for messages; a run is a process
+with one torch thread.
 """
 
 from __future__ import annotations

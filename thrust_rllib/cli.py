@@ -36,6 +36,7 @@ class Cell(str, enum.Enum):
 
     lstm = "lstm"
     gru = "gru"
+    message_gru = "message_gru"
 
 
 class Baseline(str, enum.Enum):
@@ -152,12 +153,16 @@ def train(
         Policies | None,
         _option(_TEAM, "A network for each agent, or one for all."),
     ] = None,
-    cell: Annotated[Cell | None, _option(_TEAM, "Networks with a memory: LSTM or GRU.")] = None,
+    cell: Annotated[
+        Cell | None,
+        _option(_TEAM, "Networks with a memory: LSTM, GRU, or (beside message_rounds) a GRU in the messages."),
+    ] = None,
     model: Annotated[
         _Texts,
         _option(
             _TEAM,
-            "A setting of the networks, e.g. cell_size=128, max_seq_len=32, fcnet_hiddens=[64]; repeatable.",
+            "A setting of the networks, e.g. fcnet_hiddens=[64]; with a memory cell_size=128, max_seq_len=32; "
+            "message_rounds=2: agents exchange messages; repeatable.",
             "--model",
             metavar=_PAIR,
         ),
@@ -339,7 +344,10 @@ def sweep(
     normalize_observations: _Normalize = None,
     settings: _Settings = None,
     policies: Annotated[Policies | None, _option(_TEAM, "A network for each agent, or one for all.")] = None,
-    cell: Annotated[Cell | None, _option(_TEAM, "Networks with a memory: LSTM or GRU.")] = None,
+    cell: Annotated[
+        Cell | None,
+        _option(_TEAM, "Networks with a memory: LSTM, GRU, or (beside message_rounds) a GRU in the messages."),
+    ] = None,
     model: Annotated[_Texts, _option(_TEAM, "A setting of the networks; repeatable.", "--model", metavar=_PAIR)] = None,
     freeze: Annotated[_Texts, _option(_TEAM, "Leave its network as it is; repeatable.", metavar="AGENT")] = None,
     output: Annotated[

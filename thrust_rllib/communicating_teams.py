@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import gymnasium as gym
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 
 from thrust_rllib.envs.spaces import LINKS
@@ -41,10 +42,10 @@ def check_communication(config: JointPPOConfig) -> None:
         if links != agents:
             seen = f"{links} links" if links else f"no {LINKS!r}"
             raise ValueError(
-                f"module {module_id!r} exchanges messages, and its agents see {seen}: {codec.observation_space}. "
-                f"Needed: a Dict observation with {LINKS!r}, Box(0, 1, ({agents},)), one number for each agent of the "
-                "environment in its order, 0 for whom the agent does not hear; or leave message_rounds out of the "
-                "model_config."
+                f"module {module_id!r} exchanges messages, and its agents see {seen}: "
+                f"{_short(codec.observation_space)}. Needed: a Dict observation with {LINKS!r}, "
+                f"Box(0, 1, ({agents},)), one number for each agent of the environment in its order, 0 for "
+                "whom the agent does not hear; or leave message_rounds out of the model_config."
             )
 
 
@@ -73,6 +74,13 @@ def _layout(config: JointPPOConfig, module_id: ModuleID) -> dict[str, Any]:
             f"no {LINKS!r} in their observations"
         )
     return {"num_links": codec.encoder.num_links, "input_shape": codec.encoder.shape_beside_links}
+
+
+def _short(space: gym.Space) -> str:
+    """A space without its bounds, which may be arrays of many lines."""
+    if isinstance(space, gym.spaces.Dict):
+        return f"Dict({', '.join(f'{key}: {_short(inner)}' for key, inner in space.spaces.items())})"
+    return f"Box{space.shape}" if isinstance(space, gym.spaces.Box) else str(space)
 
 
 def _plain(model_config: Any) -> dict[str, Any]:

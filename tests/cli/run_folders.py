@@ -22,6 +22,7 @@ def write_progress(
     diversity=None,
     targets=(),
     constraints=None,
+    at_most=True,
 ):
     """A run's folder with progress.csv and config.json; agent k's return in iteration i is scale (10 k + i + offset).
 
@@ -57,7 +58,8 @@ def write_progress(
                 row[f"learners/__all_modules__/diversity/{kind}/{statistic}"] = (i - (i - 1) % 5 + offset) / 100
         for name, limit in (constraints or {}).items():
             cost = "nan" if i == 2 else 1 / i
-            own = {"cost": cost, "limit": limit, "violation": 7.0, "multiplier": i + offset, "saturated": 0.0}
+            violation = float(cost) - limit if at_most else limit - float(cost)
+            own = {"cost": cost, "limit": limit, "violation": violation, "multiplier": i + offset, "saturated": 0.0}
             row |= {f"learners/__all_modules__/constraints/{name}/{key}": value for key, value in own.items()}
         for name in couplings:
             row[f"learners/__all_modules__/cross_agent_loss/{name}"] = 0.3 + offset

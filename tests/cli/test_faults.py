@@ -7,12 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import ray
 from ray import tune
 from ray.rllib.callbacks.callbacks import RLlibCallback
 
 from tests.cli.helpers import TINY, checkpoints, events, read_json, rows, thrust_rllib
 from thrust_rllib import JointPPO, JointPPOConfig
 from thrust_rllib.command_line import train, whole_writes
+from thrust_rllib.command_line.messages import error_text
 from thrust_rllib.command_line.run_folder import RunFolder
 
 ENV = "tests.cli.breaking_env:Breaking"
@@ -26,6 +28,24 @@ def iterations(folder):
 def breaks(how, at, marker=None):
     options = ["-e", f"how={how}", "-e", f"at={at}"]
     return options if marker is None else [*options, "-e", f"marker={marker}"]
+
+
+def test_a_process_that_cannot_start_says_why(ray_session):
+    @ray.remote
+    class Broken:
+        def __init__(self):
+            raise OSError("no licence for the simulator")
+
+        def ping(self):
+            return 1
+
+    with pytest.raises(ray.exceptions.ActorDiedError) as error:
+        ray.get(Broken.remote().ping.remote())
+    said = error_text(error.value)
+    assert (
+        said.startswith("a process could not start: OSError: no licence for the simulator. Try again")
+        and len(said) < 120
+    )
 
 
 # ---------------------------------------------------------------------------------------------------- environments

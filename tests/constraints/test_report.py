@@ -28,7 +28,12 @@ def lines_of(axes):
 
 def test_curves_are_read(tmp_path):
     curves = read_curves(write_progress(tmp_path / "run", 2, 4, constraints=LIMITS) / "progress.csv").constraints
-    assert list(curves) == ["risk_9", "risk_10"] and set(curves["risk_9"]) == {"cost", "limit", "multiplier"}
+    assert list(curves) == ["risk_9", "risk_10"] and set(curves["risk_9"]) == {
+        "cost",
+        "limit",
+        "multiplier",
+        "violation",
+    }
     np.testing.assert_array_equal(curves["risk_10"]["cost"], [1, np.nan, 1 / 3, 1 / 4])
     np.testing.assert_array_equal(curves["risk_10"]["limit"], [0.25] * 4)
     np.testing.assert_array_equal(curves["risk_9"]["multiplier"], [1, 2, 3, 4])
@@ -39,6 +44,7 @@ def test_one_run_has_two_panels_for_each_constraint(tmp_path):
     groups = groups_of(write_progress(tmp_path / "run", iterations=10, constraints=LIMITS))
     figure = constraint_curves(groups, "title")
     assert titles(figure) == ["Cost: risk_9", "Multiplier: risk_9", "Cost: risk_10", "Multiplier: risk_10"]
+    assert figure.axes[0].get_ylabel() == "mean per step"
     for axes, limit in zip(figure.axes[::2], (0.5, 0.25), strict=True):
         ((cost,), (dotted,)) = lines_of(axes)
         assert cost.get_ydata()[0] == 1.0 and set(dotted.get_ydata()) == {limit}
@@ -46,6 +52,12 @@ def test_one_run_has_two_panels_for_each_constraint(tmp_path):
     assert multiplier.get_ydata().tolist() == list(range(1, 11)) and not nothing
     caption = constraints_caption(groups)
     assert "dotted: its limit" in caption and "every iteration" in caption and "Returns" not in caption
+
+
+def test_a_limit_from_below_is_told(tmp_path):
+    folder = write_progress(tmp_path / "run", iterations=10, constraints=LIMITS, at_most=False)
+    labels = [axes.get_ylabel() for axes in constraint_curves(groups_of(folder), "title").axes]
+    assert labels[::2] == ["mean per step, at least the limit"] * 2
 
 
 def test_groups_are_compared_each_with_its_limit(tmp_path):

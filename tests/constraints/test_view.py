@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import io
 
+import pytest
 from rich.console import Console
 
 from thrust_rllib.command_line.progress_view import LiveView, PlainView
-from thrust_rllib.command_line.training_progress import Limit, Progress
+from thrust_rllib.command_line.training_progress import Limit, Progress, against_limit
 from thrust_rllib.constraints import Constraint
 from thrust_rllib.multipliers import Multipliers
 
@@ -51,3 +52,15 @@ def test_a_cost_that_was_not_measured_is_a_dash():
     PlainView(console, Limit("iterations", 2)).update(progress(risk_9=0.2))
     line = console.file.getvalue()
     assert "risk_9: cost 0.2 / 0.25, λ 5 (at its cap)  risk_10: cost – / 0.1, λ 3.4  left" in line
+
+
+@pytest.mark.parametrize("signed", [True, False])
+@pytest.mark.parametrize("sense, costs", [("at_most", (0.3, 0.7)), ("at_least", (0.3, 0.7)), ("equal", (0.3, 0.7))])
+def test_limits_from_below_are_told_as_such(sense, costs, signed):
+    keeper = Multipliers(
+        [Constraint("bound", 0.5, mechanism="lagrangian", rate=1.0, sense=sense, signed=signed or sense == "equal")]
+    )
+    for cost in costs:
+        keeper.update({"bound": cost}, {})
+        told = "0.5" if sense != "at_least" else "at least 0.5"
+        assert against_limit(keeper.metrics()["constraints"]["bound"]) == f"{cost} / {told}"

@@ -68,6 +68,8 @@ def error_text(error: BaseException) -> str:
     """The message, with the kind of error where it is not one that this package raises for a user's mistake."""
     text = str(error).strip() or repr(error)
     if type(error).__name__ == "RayActorError" or type(error).__name__ == "ActorDiedError":
+        if "in its creation task" in text:  # where it says what it died of, and RLlib has not told that before
+            return f"a process could not start: {text.splitlines()[-1]}. Try again with --runners 0 --learners 0"
         return "a process that samples died; what it said stands above. Try again with --runners 0 for its own message"
     return text if isinstance(error, (ValueError, TypeError)) else f"{type(error).__name__}: {text}"
 

@@ -130,8 +130,14 @@ def number(value: float | None) -> str:
 
 
 def against_limit(constraint: Mapping[str, float]) -> str:
-    """A constraint's cost and limit, as 0.12 / 0.1."""
-    return f"{number(constraint['cost'])} / {number(constraint['limit'])}"
+    """A constraint's cost and limit, as 0.12 / 0.1, or 0.6 / at least 0.5."""
+    least = "at least " if is_at_least(*(constraint[key] for key in ("cost", "limit", "violation"))) else ""
+    return f"{number(constraint['cost'])} / {least}{number(constraint['limit'])}"
+
+
+def is_at_least(cost: float, limit: float, violation: float) -> bool:
+    """Whether a cost shall not be below its limit, told by what counts as a violation; False where that cannot tell."""
+    return (cost > limit and violation <= 0) or (cost < limit and violation > 0)
 
 
 def multiplier(constraint: Mapping[str, float]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 
-from thrust_rllib.command_line.training_progress import in_order
+from thrust_rllib.command_line.training_progress import in_order, is_at_least
 from thrust_rllib.reporting.groups import RunGroup
 from thrust_rllib.reporting.run_curves import RunCurves
 
@@ -159,9 +159,16 @@ def constraint_panels(groups: Sequence[RunGroup]) -> list[Panel]:
             _by_group(groups, _of_constraint(name, kind)) for kind in ("cost", "limit", "multiplier")
         )
         limit = [replace(line, is_limit=True) for line in limit]
-        panels.append(Panel(f"Cost: {name}", "mean per step", [*cost, *limit]))
+        unit = "mean per step, at least the limit" if _is_at_least(groups, name) else "mean per step"
+        panels.append(Panel(f"Cost: {name}", unit, [*cost, *limit]))
         panels.append(Panel(f"Multiplier: {name}", "λ, reward per cost", multiplier))
     return panels
+
+
+def _is_at_least(groups: Sequence[RunGroup], name: str) -> bool:
+    curves = [run.curves.constraints.get(name, {}) for group in groups for run in group.runs]
+    rows = [zip(*(own.get(k, ()) for k in ("cost", "limit", "violation")), strict=False) for own in curves]
+    return any(is_at_least(*row) for run in rows for row in run)
 
 
 def group_colors(number: int) -> list[Any]:

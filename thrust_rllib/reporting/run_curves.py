@@ -21,7 +21,7 @@ _STEPS = "env_runners/num_env_steps_sampled_lifetime"
 _AGENT_RETURN = "env_runners/agent_episode_returns_mean/"
 _COUPLING = "learners/__all_modules__/cross_agent_loss/"
 _DIVERSITY = re.compile(r"learners/__all_modules__/diversity/(.+)/([^/]+)")
-_CONSTRAINT = re.compile(r"learners/__all_modules__/constraints/(.+)/(cost|limit|multiplier)")
+_CONSTRAINT = re.compile(r"learners/__all_modules__/constraints/(.+)/(cost|limit|multiplier|violation)")
 _AUXILIARY = re.compile(r"learners/(.+)/auxiliary_(?:loss|(accuracy))/([^/]+)")
 _GRADIENT = re.compile(r"learners/(.+)/coupling_gradient/(.+)/(norm|norm_ratio|cosine)")
 
@@ -42,7 +42,7 @@ class RunCurves:
         diversity: {statistic: {group of alike modules: values}}, NaN where an iteration repeats an earlier measurement;
             empty where the run measured none.
         auxiliary_accuracy: {target: {module: accuracy of its predictions}}.
-        constraints: {name: {"cost", "limit" or "multiplier": values}}.
+        constraints: {name: {"cost", "limit", "multiplier" or "violation": values}}.
         note: what a reader has to know about the file; None for nothing.
         stop_reason: why the training itself ended before its limit.
     """

@@ -28,6 +28,18 @@ ENCODER_FEATURES = "encoder_features"
 """Key of the actor's features in a module's `forward_train` output: what couplings read. RLlib's own
 `Columns.EMBEDDINGS` comes from the *critic's* encoder and is no substitute."""
 
+READ_BY_OTHERS = {
+    **dict.fromkeys(
+        ("message_rounds", "message_size", "aggregation", "message_content", "encoder", "encoder_hiddens"),
+        "a module whose agents exchange messages reads it: message_rounds in the model_config chooses the class",
+    ),
+    **dict.fromkeys(
+        ("cell_size", "max_seq_len"),
+        "a module with a memory reads it: cell='lstm' or cell='gru' in the model_config chooses the class",
+    ),
+}
+"""Keys that a derived class reads, and what has to stand beside them in a `model_config` for it to be chosen."""
+
 ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU, "silu": nn.SiLU, "gelu": nn.GELU}
 
 
@@ -126,11 +138,18 @@ class MLPModule(TorchRLModule, InferenceOnlyAPI, ValueFunctionAPI):
         others = {key: value for key, value in config.items() if key not in (*self.model_config_keys, "cell")}
         for key in others:
             if key not in rllibs:
-                hint = nearest(key, self.model_config_keys)
-                raise ValueError(f"{name} knows no model_config key {key!r}{hint} {advice}")
+                raise ValueError(f"{name} knows no model_config key {key!r}{self._hint(key)} {advice}")
         ignored = {key: others[key] for key in sorted(others) if not _same(others[key], rllibs[key])}
         if ignored:
-            raise ValueError(f"{name} does not read the model_config {ignored}. {advice}")
+            hints = {self._hint(key) for key in ignored if key in READ_BY_OTHERS} or {"."}
+            raise ValueError(f"{name} does not read the model_config {ignored}{''.join(sorted(hints))} {advice}")
+
+    def _hint(self, key: str) -> str:
+        """What an unknown key may have been meant for."""
+        if key in READ_BY_OTHERS:
+            return f"; {READ_BY_OTHERS[key]}."
+        hint = nearest(key, self.model_config_keys)
+        return nearest(key, READ_BY_OTHERS) if hint == "." else hint
 
     @staticmethod
     def _check_action_space(space: gym.Space) -> None:
