@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ray.rllib.env.multi_agent_env_runner import MultiAgentEnvRunner
 from ray.rllib.utils import force_list
 
+from thrust_rllib.communicating_teams import speaking_modules
 from thrust_rllib.env_runner import JointEnvRunner
 from thrust_rllib.envs.adapt import takes_turns
 from thrust_rllib.envs.joint_env import VectorJointEnv
@@ -108,6 +109,12 @@ def check_door(config: JointPPOConfig) -> None:
         raise ValueError(
             f"env_runner_cls={config.env_runner_cls.__name__} with recurrent modules {recurrent}: RLlib's own runners "
             "lose what an agent remembers while its step is open. Derive the class from JointEpisodeRunner."
+        )
+    elif not issubclass(config.env_runner_cls, JointEpisodeRunner) and (speaking := speaking_modules(config)):
+        raise ValueError(
+            f"env_runner_cls={config.env_runner_cls.__name__} with modules whose agents exchange messages, {speaking}: "
+            "with RLlib's own runners the first step after an update would be made of messages from before it. Derive "
+            "the class from JointEpisodeRunner."
         )
 
 

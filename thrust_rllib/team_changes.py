@@ -113,7 +113,7 @@ def with_module(
     spec.observation_space, spec.action_space = _spaces(config, table, module_id, spec, specs)
     spec.model_config = config.model_config | (spec._get_model_config() if spec.model_config is not None else {})
     spec.module_class = spec.module_class or _named_class(specs) or module_class_for(spec.model_config)
-    communicating_teams.fill_in(config, module_id, spec)
+    communicating_teams.fill_in(config, module_id, spec, _codec(config, table).modules)
     spec.inference_only = False
     own = {module_id: dict(overrides)} if overrides else {}
     change = TeamChange(

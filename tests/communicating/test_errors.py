@@ -119,7 +119,8 @@ def test_modules_that_do_not_understand_each_other(door, left, said):
 def test_modules_may_differ_in_what_they_keep_for_themselves():
     config = unlike("arrays", encoder_hiddens=[5, 6], fcnet_hiddens=[7], cell="gru", cell_size=3, max_seq_len=4)
     config.validate()
-    make_learner(config, config.module_spaces())
+    learner = make_learner(config, config.module_spaces())
+    assert len({getattr(learner.module[m], "cell_size", None) for m in learner.module.keys()}) == 2
 
 
 class Plays:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
 from ray.rllib.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 
 
 def carry_over(old: ConnectorPipelineV2, new: ConnectorPipelineV2) -> None:
-    """Gives every piece of `new` the state of the one that stands in its place in `old`.
+    """Gives every piece of `new` the state of the one of its class in `old`; of several the first goes to the first.
 
-    The pieces are of the same classes in the same order, made for another team: moments of observations go over for
-    the modules that both know.
+    Both are made of the same configuration for different teams: moments of observations go over for the modules that
+    both know. A piece that only one team needs, such as the exchange of messages, is left as it is.
     """
-    for before, after in zip(old.connectors, new.connectors, strict=True):
-        after.set_state(before.get_state())
+    waiting: dict[type, list[Any]] = defaultdict(list)
+    for piece in old.connectors:
+        waiting[type(piece)].append(piece)
+    for piece in new.connectors:
+        if same := waiting[type(piece)]:
+            piece.set_state(same.pop(0).get_state())
 
 
 def rebuilt(

@@ -102,17 +102,8 @@ class ObservationEncoder:
 
 
 def _links_first(space: gym.spaces.Dict) -> gym.spaces.Dict:
-    """The space with its links in front.
-
-    Raises:
-        ValueError: there is nothing else.
-    """
+    """The space with its links in front."""
     rest = [(key, inner) for key, inner in space.spaces.items() if key != LINKS]
-    if not rest:
-        raise ValueError(
-            f"the observation holds {LINKS!r} and nothing to encode; give the agent something to observe, if only a "
-            "constant"
-        )
     return gym.spaces.Dict(OrderedDict([(LINKS, space.spaces[LINKS]), *rest]))
 
 

@@ -72,6 +72,8 @@ class TeamExchange(ConnectorV2):
         if speakers is None:
             return batch
         places = {m: self._places(m, acting[m]) for m in speakers.sizes if m in acting}
+        if not places:  # none of them acts
+            return batch
         shapes = {m: (len(agents[m]), len(episodes)) for m in speakers.sizes}
         obs, present = {}, []
         for m, shape in shapes.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -126,20 +127,36 @@ def beside_action_mask(space: gym.Space) -> tuple[gym.Space, str | None]:
 
 
 def num_links(space: gym.Space) -> int:
-    """N where observations tell whom their agent hears (`LINKS`, a Box with one axis beside something else), else 0.
+    """N where observations tell whom their agent hears (`LINKS`, a Box with one axis beside something else), else 0."""
+    if not isinstance(space, spaces.Dict) or LINKS not in space.spaces or _wrong_links(space):
+        return 0
+    return math.prod(space[LINKS].shape or ())
+
+
+def check_links(space: gym.Space) -> None:
+    """Checks that what an agent calls `LINKS` can be read as such, where messages are exchanged.
 
     Raises:
-        ValueError: links of another kind.
+        ValueError: links of another kind, or nothing beside them.
     """
-    if not isinstance(space, spaces.Dict) or LINKS not in space.spaces:
-        return 0
-    links = space.spaces[LINKS]
+    if isinstance(space, spaces.Dict) and LINKS in space.spaces and (wrong := _wrong_links(space)):
+        raise ValueError(wrong)
+
+
+def _wrong_links(space: spaces.Dict) -> str | None:
+    """Why a component that is called `LINKS` is none."""
+    links = space[LINKS]
     if not isinstance(links, spaces.Box) or len(links.shape) != 1 or (links.low < 0).any():
-        raise ValueError(
+        return (
             f"the observation has {LINKS!r} in {links}; needed: Box(0, 1, (number of agents,)), 0 for whom "
             "the agent does not hear"
         )
-    return int(links.shape[0])
+    if not set(space.spaces) - {LINKS, ACTION_MASK}:
+        return (
+            f"the observation holds {LINKS!r} and nothing to encode; give the agent something to observe, if only a "
+            "constant"
+        )
+    return None
 
 
 def head_sizes(space: gym.Space) -> tuple[int, ...] | None:
