@@ -310,7 +310,7 @@ def test_its_pipeline_survives_a_checkpoint(tmp_path):
 
 def test_it_takes_the_two_spaces_as_every_connector_does():
     args, kwargs = ObservationNormalizer(box(4), discrete(), shapes={"m": (4,)}).get_ctor_args_and_kwargs()
-    assert args == (box(4), discrete()) and kwargs == {"shapes": {"m": (4,)}}
+    assert args == (box(4), discrete()) and kwargs == {"shapes": {"m": (4,)}, "links": {"m": 0}}
     assert ObservationNormalizer(*args, **kwargs).input_observation_space == box(4)
 
 
