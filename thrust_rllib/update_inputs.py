@@ -69,7 +69,9 @@ class UpdateInputs(TeamLearner):
         declared = self.config.declared_team
         agents = {module_id: streams.agents for module_id, streams in batch.modules.items()}
         team = batch.agents if declared is None else declared.possible_agents
-        return Speakers.of(self.module, places_of(agents, team), self._device)
+        speakers = Speakers.of(self.module, places_of(agents, team), self._device)
+        assert speakers is None or declared is not None, "validate() finds the environment's order of agents"
+        return speakers
 
     @torch.no_grad()
     def _values(self, module_id: ModuleID, obs: Tensor, sequences: ModuleSequences | None) -> Tensor:

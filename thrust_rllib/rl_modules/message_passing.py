@@ -122,12 +122,13 @@ def _winners(heard: Heard) -> Tensor:
 
 
 def _winners_of(heard: Heard, rows: slice) -> Tensor:
-    links, parts = heard.links[:, rows].unsqueeze(-1), []  # [n, b, J, 1]
+    links = heard.links[:, rows].unsqueeze(2)  # [n, b, 1, J]: senders last, a search along memory takes two thirds
+    parts = [torch.zeros_like(links).masked_fill_(links <= 0, -torch.inf)]
     if heard.said is not None:
-        parts.append(heard.said[:, rows].transpose(0, 1))
+        parts.append(heard.said[:, rows].permute(1, 2, 0).contiguous())
     if heard.distance is not None:
-        parts.append(links * heard.distance[0])
-    return torch.where(links > 0, _total(parts), -torch.inf).max(dim=2).indices
+        parts.append(links * heard.distance[0][:, None])
+    return _total(parts).max(dim=-1).indices
 
 
 def attention(queries: Tensor, keys: Tensor, heard: Tensor) -> Tensor:
