@@ -105,7 +105,7 @@ class UpdateInputs(TeamLearner):
                 [config_of(m) for m in critics],
             ),
             standardize_advantages=self.config.standardize_advantages,
-            all_present=bool(rows.present.all()),
+            all_present=rows.everybody,
             cross_agent_losses={name: self.config.cross_agent_losses[name] for name in scheduled},
             cross_agent_coeffs=self._multipliers.coupling_coeffs(scheduled),
             critic=self._plan.critic,

@@ -78,24 +78,3 @@ def reachable(linked: np.ndarray) -> np.ndarray:
         known = reached.astype(np.float32)
         reached, steps = (known @ known) > 0, 2 * steps
     return reached
-
-
-def hops(linked: np.ndarray) -> np.ndarray:
-    """The smallest number of links from one agent to another.
-
-    Args:
-        linked: symmetric bool […, N, N]; its diagonal is not looked at.
-
-    Returns:
-        int […, N, N]: 0 on the diagonal, −1 where there is no way.
-    """
-    own = np.broadcast_to(np.eye(linked.shape[-1], dtype=bool), linked.shape)
-    counts = np.where(own, 0, -1)
-    reached, edges = own, (linked | own).astype(np.float32)
-    for length in range(1, linked.shape[-1]):
-        further = (reached.astype(np.float32) @ edges) > 0
-        if not (further & ~reached).any():
-            break
-        counts[further & ~reached] = length
-        reached = further
-    return counts
